@@ -5,7 +5,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=tests/lab/common.sh
 . "$here/common.sh"
-include=systemd,systemd-sysv,dbus,python3,python3-venv,openssh-server,sudo,ca-certificates,curl,iproute2,iptables,procps,netbase,kmod
+# libnuma1 is what a CPU build of vLLM asks of a host (a GPU host needs it for NCCL as well)
+include=systemd,systemd-sysv,dbus,python3,python3-venv,openssh-server,sudo,ca-certificates,curl,iproute2,iptables,procps,netbase,kmod,libnuma1
 authorities=/usr/local/share/ca-certificates
 sources=/etc/apt/sources.list.d/debian.sources
 [ -f "$sources" ] || sources=/etc/apt/sources.list
