@@ -1,0 +1,211 @@
+"""Staging: judges a release against target, drafter and GPUs, then writes its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .cache_key import cache_key
+from .errors import FirstlightError
+from .gpus import query
+from .host_command import run_command
+from .host_facts import read as read_host
+from .memory_fit import GIB
+from .preflight_rules import Problem, Wanted, memory_rules, model_rules
+from .release import Layout, compose, diff_of
+from .release_service import Account, ensure_account, release_in_force, stage
+
+# each of these names a cache that vLLM's parts would otherwise put into HOME or into a shared /tmp
+_CACHES = {
+    "VLLM_CACHE_ROOT": "vllm",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "NUMBA_CACHE_DIR": "numba",
+    "XDG_CACHE_HOME": "xdg",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a release is made of; the module `release` documents each field."""
+
+    config: str
+    unit_text: str
+    dropin: str
+    environment: Mapping[str, Any]
+    user: str
+    group: str
+    serve: Mapping[str, Any]
+    target: str
+    drafter: str
+    venv: str
+    vllm_version: str
+    platform: str
+    base_url: str
+
+
+def read_config(folder: str, who: str, *, check: bool) -> dict[str, Any] | None:
+    """A model's ``config.json``; None in check mode when an earlier, skipped step would have put it there.
+
+    Raises:
+        FirstlightError: it is missing or not a JSON mapping.
+    """
+    path = Path(folder, "config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise TypeError("not a mapping")
+    except FileNotFoundError as error:
+        if check:
+            return None
+        raise FirstlightError(
+            f"the {who} has no config.json.",
+            where=folder,
+            fix="give the folder that holds the model's config.json and safetensors files.",
+            kind="model-dir-invalid",
+        ) from error
+    except (OSError, ValueError, TypeError) as error:
+        raise FirstlightError(
+            f"the {who}'s config.json cannot be read ({error}).",
+            where=str(path),
+            fix="fetch the file again.",
+            kind="model-json-broken",
+        ) from error
+    return config
+
+
+def weights_gib(folder: str) -> float:
+    """Size in GiB of a model's weight files, links followed."""
+    return sum(path.stat().st_size for path in Path(folder).glob("*.safetensors")) / GIB
+
+
+def service_environment(settings: Settings, cache_root: str, home: str) -> dict[str, Any]:
+    """Environment of the service: the site's own wins, except for the caches."""
+    path = f"{settings.venv}/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    base = {
+        "HOME": home,
+        # ninja lies in the venv, nvcc in the toolkit's folder; both are looked up by name
+        "PATH": path,
+        # the models are on disk; a start must not depend on a hub
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    caches = {name: f"{cache_root}/{folder}" for name, folder in _CACHES.items()}
+    return {**base, **settings.environment, **caches}
+
+
+def _readable(settings: Settings) -> list[Problem]:
+    """The service's user must be able to read what it serves; root's own view would hide that."""
+    problems = []
+    for folder in filter(None, (settings.target, settings.drafter)):
+        for part in [Path(folder), *Path(folder).parents]:
+            if part.exists() and not part.stat().st_mode & 0o001 and part.stat().st_uid == 0:
+                problems.append(
+                    Problem(
+                        "model-not-readable", "error", str(part),
+                        f"{settings.user} may not enter this folder, below which {folder} lies.",
+                        f"run `chmod o+x {part}` or put the model elsewhere.",
+                    )
+                )  # fmt: skip
+        problems += [
+            Problem(
+                "model-not-readable", "error", str(path),
+                f"{settings.user} may not read this file.", f"run `chmod o+r {path}`.",
+            )
+            for path in Path(folder).glob("*")
+            if path.is_file() and not path.stat().st_mode & 0o004 and path.stat().st_uid == 0
+        ]  # fmt: skip
+    return problems
+
+
+def stage_release(
+    layout: Layout, settings: Settings, *, secrets: Mapping[str, str], check: bool, diff: bool
+) -> dict[str, Any]:
+    """Judge and write a release; returns the module's result.
+
+    Raises:
+        FirstlightError: a rule does not hold, with every one that does not; nothing is then written.
+    """
+    speculative = settings.serve.get("speculative-config") or {}
+    wanted = Wanted(
+        platform=settings.platform,
+        tensor_parallel=int(settings.serve["tensor-parallel-size"]),
+        gpu_memory_utilization=float(settings.serve["gpu-memory-utilization"]),
+        max_model_len=int(settings.serve["max-model-len"]),
+        k=int(speculative.get("num_speculative_tokens") or 0),
+        min_disk_gib={},
+    )
+    target = read_config(settings.target, "target", check=check)
+    drafter = read_config(settings.drafter, "drafter", check=check) if settings.drafter else None
+    memory, problems = None, []
+    if target is not None:
+        host = read_host(
+            python="/usr/bin/python3", folders=[], port=0, run=lambda argv: (run_command(argv, 30).status, "")
+        )
+        memory, memory_problems = memory_rules(
+            host,
+            wanted,
+            target=target,
+            drafter=drafter,
+            weights_gib=weights_gib(settings.target) + (weights_gib(settings.drafter) if settings.drafter else 0),
+        )
+        problems = [*model_rules(target, drafter, wanted), *memory_problems, *_readable(settings)]
+    refuse(problems)
+    gpus = query() if settings.platform == "cuda" else []
+    key = cache_key(
+        vllm_version=settings.vllm_version,
+        venv=Path(settings.venv).name,
+        target_config=target or {},
+        drafter_config=drafter,
+        serve_config=settings.serve,
+        gpus=[gpu.name for gpu in gpus[: wanted.tensor_parallel]],
+        driver=gpus[0].driver_version if gpus else "",
+    )
+    cache_root = str(layout.cache_parent / layout.unit / key)
+    home = f"/var/lib/{layout.unit}"
+    release = compose(
+        layout,
+        config=settings.config,
+        unit=settings.unit_text,
+        environment=service_environment(settings, cache_root, home),
+        meta={
+            "vllm_version": settings.vllm_version,
+            "venv": settings.venv,
+            "target": settings.target,
+            "drafter": settings.drafter,
+            "model": settings.serve["served-model-name"],
+            "base_url": settings.base_url,
+            "cache_root": cache_root,
+        },
+    )
+    account = ensure_account(Account(settings.user, settings.group), home, check=check)
+    files = stage(layout, release, secrets=secrets, dropin=settings.dropin, check=check)
+    result: dict[str, Any] = {
+        "changed": account or bool(files),
+        "release": release.id,
+        "files": files,
+        "problems": [problem.as_dict() for problem in problems],
+        "warnings": [problem.text for problem in problems],
+        "memory": memory,
+        "cache_root": cache_root,
+    }
+    if diff:
+        result["diff"] = diff_of(layout, release, release_in_force(layout))
+    return result
+
+
+def refuse(problems: list[Problem]) -> None:
+    """Raise when a problem is an error, naming all that are."""
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if errors:
+        first = errors[0]
+        more = "".join(f"\n{problem.text}" for problem in errors[1:])
+        raise FirstlightError(first.message, where=first.where, fix=first.fix + more, kind=first.id)
+

@@ -1,0 +1,89 @@
+"""The configuration file of ``vllm serve --config``.
+
+vLLM turns each key of the file into a flag. Two of its habits are traps, and this module closes them:
+a key whose value is ``false`` is dropped without a word (the flag's ``no-`` form must be written instead),
+and a key may be spelled with underscores or hyphens, so that one flag could be given twice.
+Source: ``vllm/utils/argparse_utils.py`` of vLLM 0.20.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import FirstlightError
+
+# flags that firstlight sets itself, with the variable that holds each
+OWNED = {
+    "host": "vllm_server_host",
+    "port": "vllm_server_port",
+    "model": "model_path or model_repo",
+    "served-model-name": "vllm_server_served_model_name",
+    "tensor-parallel-size": "vllm_server_tensor_parallel_size",
+    "max-model-len": "vllm_server_max_model_len",
+    "max-num-batched-tokens": "vllm_server_max_num_batched_tokens",
+    "max-num-seqs": "vllm_server_max_num_seqs",
+    "gpu-memory-utilization": "vllm_server_gpu_memory_utilization",
+    "speculative-config": "vllm_server_num_speculative_tokens and the drafter_* variables",
+    "api-key": "vllm_server_api_key",
+    "trust-remote-code": "vllm_server_trust_remote_code",
+    "config": "none: firstlight writes this file",
+    "uds": "none: firstlight serves on TCP",
+    "headless": "none: firstlight serves on one host",
+}
+
+
+def flag_name(key: str) -> str:
+    """The flag's one spelling: hyphens, no leading dashes."""
+    return key.strip().lstrip("-").replace("_", "-")
+
+
+def _value(key: str, value: Any) -> tuple[str, Any]:
+    if value is False:
+        positive = key[3:] if key.startswith("no-") else f"no-{key}"
+        return positive, True
+    return key, value
+
+
+def serve_config(settings: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Merge firstlight's own flags with the user's into the mapping that ``--config`` reads.
+
+    Args:
+        settings: flag to value, firstlight's own; ``None``, an empty string and an empty mapping leave the
+            flag out, ``False`` becomes the flag's ``no-`` form.
+        extra: the user's flags; wins over ``settings``, except for the flags in `OWNED`.
+
+    Returns:
+        Flag (hyphens, sorted) to value, with no ``False`` and no empty value in it.
+
+    Raises:
+        FirstlightError: ``extra`` names a flag of `OWNED`, or one flag in two spellings.
+    """
+    merged: dict[str, Any] = {}
+    for key, value in settings.items():
+        if value is None or value in ("", {}, []):
+            continue
+        name, given = _value(flag_name(key), value)
+        merged[name] = given
+    seen: dict[str, str] = {}
+    for key, value in (extra or {}).items():
+        name, given = _value(flag_name(str(key)), value)
+        base = name[3:] if name.startswith("no-") else name
+        if base in OWNED:
+            raise FirstlightError(
+                f"the flag --{name} is set by firstlight itself.",
+                where=f"vllm_server_extra_args[{key!r}]",
+                fix=f"set {OWNED[base]} instead and drop the entry.",
+            )
+        if base in seen:
+            raise FirstlightError(
+                f"the flag --{base} is given twice, as {seen[base]!r} and {key!r}.",
+                where="vllm_server_extra_args",
+                fix="keep one of the two.",
+            )
+        seen[base] = str(key)
+        merged.pop(base, None)
+        merged.pop(f"no-{base}", None)
+        if value is not None:
+            merged[name] = given
+    return dict(sorted(merged.items()))

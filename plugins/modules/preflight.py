@@ -1,0 +1,173 @@
+#!/usr/bin/python
+# -*- coding: utf-8 -*-
+# Copyright: (c) 2026, The firstlight developers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: preflight
+short_description: Read a host once and judge whether the deployment can and need be made
+version_added: 0.1.0
+author: The firstlight developers (@firstlight)
+description:
+  - Reads operating system, glibc, Python, systemd, disk, port, GPUs and driver, and changes nothing.
+  - Fails with every rule that does not hold, each with its remedy.
+  - Tells whether the host already is what is asked for, from its files, its unit and the server's own answers.
+  - The action of this name gathers the variables of all roles, judges them on the controller first, and fills
+    O(settings), O(secrets) and O(inputs) in.
+options:
+  min_disk_gib:
+    description: Folder to the free space in GiB that it needs when nothing is installed yet.
+    type: dict
+    default: {}
+  shortcut:
+    description: Whether a host that already is what is asked for ends the run early.
+    type: bool
+    default: true
+  settings:
+    description: All variables of all roles, without the secrets.
+    type: dict
+    default: {}
+  secrets:
+    description: The variables that hold secrets.
+    type: dict
+    default: {}
+  inputs:
+    description: Digest of the variables and of firstlight itself.
+    type: str
+    default: ''
+attributes:
+  check_mode:
+    support: full
+    description: Never changes anything.
+  diff_mode:
+    support: none
+    description: Nothing is written.
+"""
+
+EXAMPLES = r"""
+- name: Read the host and judge it
+  firstlight.vllm.preflight:
+    min_disk_gib: {/opt/firstlight: 20}
+  register: preflight_result
+"""
+
+RETURN = r"""
+converged:
+  description: Whether the host already is what is asked for.
+  type: bool
+  returned: always
+reason:
+  description: Why not; empty when it is.
+  type: str
+  returned: always
+  sample: nothing was deployed here yet
+inputs:
+  description: Digest of the variables and of firstlight itself.
+  type: str
+  returned: always
+host:
+  description: What was read.
+  type: dict
+  returned: always
+problems:
+  description: Rules that do not hold (id, severity, where, message, fix).
+  type: list
+  elements: dict
+  returned: always
+firstlight_report:
+  description: The report of the deployment in force.
+  type: dict
+  returned: when converged
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.firstlight.vllm.plugins.module_utils.convergence import judge
+from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.host_command import run_command
+from ansible_collections.firstlight.vllm.plugins.module_utils.host_facts import read
+from ansible_collections.firstlight.vllm.plugins.module_utils.preflight_rules import Wanted, host_rules
+from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load_state
+from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
+
+ARGUMENTS = {
+    "min_disk_gib": {"type": "dict", "default": {}},
+    "shortcut": {"type": "bool", "default": True},
+    "settings": {"type": "dict", "default": {}},
+    "secrets": {"type": "dict", "default": {}, "no_log": True},
+    "inputs": {"type": "str", "default": ""},
+}
+
+
+def run(params: dict[str, Any]) -> dict[str, Any]:
+    """Read and judge the host; returns the module's result.
+
+    Raises:
+        FirstlightError: the record of an earlier deployment cannot be read, or nvidia-smi fails.
+    """
+    settings, key = params["settings"], params["secrets"].get("vllm_server_api_key", "")
+    layout = Layout(settings["vllm_server_unit"], config_dir=Path(settings["vllm_server_config_dir"]))
+    deployed = bool(load_state(layout))
+    found = (
+        judge(
+            layout,
+            inputs=params["inputs"],
+            environment_secrets={"VLLM_API_KEY": key},
+            api_key=key,
+            systemd=Systemd(),
+        )
+        if Path("/run/systemd/system").is_dir()
+        else None
+    )
+    if found is not None and found.converged and params["shortcut"]:
+        return {"converged": True, "reason": "", "inputs": params["inputs"], "host": {}, "problems": [],
+                "firstlight_report": {**found.report, "converged": True}}  # fmt: skip
+    wanted = Wanted(
+        platform=settings["vllm_install_platform"],
+        tensor_parallel=settings["vllm_server_tensor_parallel_size"],
+        gpu_memory_utilization=settings["vllm_server_gpu_memory_utilization"],
+        max_model_len=settings["vllm_server_max_model_len"],
+        k=settings["vllm_server_num_speculative_tokens"] if settings["drafter_enabled"] else 0,
+        # what is installed already needs no room a second time
+        min_disk_gib={} if deployed else {str(k): float(v) for k, v in params["min_disk_gib"].items()},
+    )
+    host = read(
+        python=settings["vllm_install_python"],
+        folders=list(wanted.min_disk_gib),
+        port=settings["vllm_server_port"],
+        run=lambda argv: ((answer := run_command(argv, 30)).status, answer.stdout),
+    )
+    return {
+        "converged": False,
+        "reason": found.reason if found else "systemd is not running",
+        "inputs": params["inputs"],
+        "host": host.as_dict(),
+        "problems": [problem.as_dict() for problem in host_rules(host, wanted)],
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    try:
+        result = run(module.params)
+    except FirstlightError as error:
+        module.fail_json(msg=error.message, failure=error.as_dict())
+    errors = [problem for problem in result["problems"] if problem["severity"] == "error"]
+    if errors:
+        text = "\n".join(f"{p['where']}: {p['message']} Fix: {p['fix']}" for p in errors)
+        first = errors[0]
+        failure = {"kind": first["id"], "what": first["message"], "where": first["where"], "why": "", "fix": first["fix"]}
+        module.fail_json(msg=text, failure=failure, changed=False, **result)
+    for problem in result["problems"]:
+        module.warn(f"{problem['where']}: {problem['message']} Fix: {problem['fix']}")
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()

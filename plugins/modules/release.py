@@ -1,0 +1,273 @@
+#!/usr/bin/python
+# -*- coding: utf-8 -*-
+# Copyright: (c) 2026, The firstlight developers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: release
+short_description: Bring a release of the vLLM server into service and out of it
+version_added: 0.1.0
+author: The firstlight developers (@firstlight)
+description:
+  - A release is the server's configuration, environment and systemd unit in one folder that never changes.
+  - V(staged) writes it beside the one in force and judges target, drafter and GPU memory; nothing running notices.
+  - V(started) puts its unit in force and starts it, without enabling it.
+  - V(committed) enables it and records the deployment with its report.
+  - V(withdrawn) stops it and puts the unit file of the release committed last back.
+options:
+  state:
+    description: Where the release is to be.
+    type: str
+    choices: [staged, started, committed, withdrawn]
+    required: true
+  unit:
+    description: Name of the systemd unit, without C(.service).
+    type: str
+    required: true
+  config_dir:
+    description: Folder of all units' configuration.
+    type: path
+    default: /etc/firstlight
+  release:
+    description: Id of the release, as V(staged) returned it. Needed by V(started) and V(committed).
+    type: str
+  settings:
+    description:
+      - What a release is made of; needed by V(staged).
+    type: dict
+    suboptions:
+      config:
+        description: Text for C(vllm serve --config).
+        type: str
+        required: true
+      unit_text:
+        description: Text of the unit file; C(@RELEASE@) stands for the release's id.
+        type: str
+        required: true
+      dropin:
+        description: Text of a drop-in for the site's needs; empty for none.
+        type: str
+        default: ''
+      environment:
+        description: Environment of the service, without secrets.
+        type: dict
+        default: {}
+      user:
+        description: System user of the service; made when missing.
+        type: str
+        required: true
+      group:
+        description: System group of the service; made when missing.
+        type: str
+        required: true
+      serve:
+        description: The same flags as O(settings.config), as a mapping.
+        type: dict
+        required: true
+      target:
+        description: Folder of the target model on the host.
+        type: path
+        required: true
+      drafter:
+        description: Folder of the drafter on the host; empty without speculation.
+        type: str
+        default: ''
+      venv:
+        description: Virtual environment that vLLM is installed in.
+        type: path
+        required: true
+      vllm_version:
+        description: Version of vLLM.
+        type: str
+        required: true
+      platform:
+        description: Kind of the vLLM build.
+        type: str
+        choices: [cuda, cpu]
+        required: true
+      base_url:
+        description: URL at which the server will answer on the host.
+        type: str
+        required: true
+  secrets:
+    description: Environment variables that hold secrets; they go into a file that root alone can read.
+    type: dict
+    default: {}
+  inputs:
+    description: Digest of the variables that led to the release; recorded by V(committed).
+    type: str
+    default: ''
+  watched:
+    description: Further files whose change means that a later run has something to do.
+    type: list
+    elements: path
+    default: []
+  report:
+    description: What the smoke test found; recorded by V(committed).
+    type: dict
+    default: {}
+  keep:
+    description: Number of releases to keep on the host.
+    type: int
+    default: 3
+attributes:
+  check_mode:
+    support: full
+    description: Can run in check mode and tell what would change.
+  diff_mode:
+    support: full
+    description: Shows the files of the release against those of the one in force; never a secret.
+"""
+
+EXAMPLES = r"""
+- name: Start what was staged
+  firstlight.vllm.release:
+    state: started
+    unit: vllm
+    release: "{{ staged.release }}"
+"""
+
+RETURN = r"""
+release:
+  description: Id of the release; with V(withdrawn), of the one in force afterwards (none when empty).
+  type: str
+  returned: always
+  sample: 3f1c2ab9de04
+files:
+  description: Files that changed.
+  type: list
+  elements: str
+  returned: state is staged
+problems:
+  description: Warnings about target, drafter and memory.
+  type: list
+  elements: dict
+  returned: state is staged
+memory:
+  description: Predicted memory of one GPU in GiB; none on a CPU.
+  type: dict
+  returned: state is staged
+  sample: {budget: 125.8, weights: 27.0, overhead: 5.8, cache: 93.0, request_short: 1.36, request_full: 2.88, at_once: 32.2}
+cache_root:
+  description: Folder of the compile caches of this combination.
+  type: str
+  returned: state is staged
+invocation_id:
+  description: systemd's id of the start that is running.
+  type: str
+  returned: state is started
+started_at:
+  description: When the main process was started, in seconds since the epoch.
+  type: float
+  returned: state is started
+firstlight_report:
+  description: The deployment's report.
+  type: dict
+  returned: state is committed
+"""
+
+import json
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load
+from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import commit, start, withdraw
+from ansible_collections.firstlight.vllm.plugins.module_utils.release_stage import Settings, stage_release
+from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
+
+SETTINGS = {
+    "config": {"type": "str", "required": True},
+    "unit_text": {"type": "str", "required": True},
+    "dropin": {"type": "str", "default": ""},
+    "environment": {"type": "dict", "default": {}},
+    "user": {"type": "str", "required": True},
+    "group": {"type": "str", "required": True},
+    "serve": {"type": "dict", "required": True},
+    "target": {"type": "path", "required": True},
+    "drafter": {"type": "str", "default": ""},
+    "venv": {"type": "path", "required": True},
+    "vllm_version": {"type": "str", "required": True},
+    "platform": {"type": "str", "choices": ["cuda", "cpu"], "required": True},
+    "base_url": {"type": "str", "required": True},
+}
+
+ARGUMENTS = {
+    "state": {"type": "str", "choices": ["staged", "started", "committed", "withdrawn"], "required": True},
+    "unit": {"type": "str", "required": True},
+    "config_dir": {"type": "path", "default": "/etc/firstlight"},
+    "release": {"type": "str"},
+    "settings": {"type": "dict", "options": SETTINGS},
+    "secrets": {"type": "dict", "default": {}, "no_log": True},
+    "inputs": {"type": "str", "default": ""},
+    "watched": {"type": "list", "elements": "path", "default": []},
+    "report": {"type": "dict", "default": {}},
+    "keep": {"type": "int", "default": 3},
+}
+
+
+def run(module: AnsibleModule) -> dict[str, object]:
+    """Do what the state asks for; returns the module's result."""
+    params, check = module.params, module.check_mode
+    layout = Layout(params["unit"], config_dir=Path(params["config_dir"]))
+    systemd = Systemd()
+    if params["state"] == "staged":
+        settings = Settings(**params["settings"])
+        return stage_release(layout, settings, secrets=params["secrets"], check=check, diff=module._diff)
+    if params["state"] == "withdrawn":
+        changed, left = withdraw(layout, systemd, check=check)
+        return {"changed": changed, "release": left or ""}
+    if check and not (layout.releases / params["release"]).exists():
+        # a blank host in check mode: V(staged) wrote nothing
+        return {"changed": True, "release": params["release"], "invocation_id": "", "started_at": 0.0}
+    release = load(layout, params["release"])
+    if params["state"] == "started":
+        changed, state = start(layout, release, systemd, check=check)
+        return {
+            "changed": changed,
+            "release": release.id,
+            "invocation_id": state.invocation_id,
+            "started_at": state.exec_main_start or 0.0,
+        }
+    changed, removed = commit(
+        layout,
+        release,
+        systemd,
+        inputs=params["inputs"],
+        watched=params["watched"],
+        report=params["report"],
+        keep=params["keep"],
+        check=check,
+    )
+    return {
+        "changed": changed or bool(removed),
+        "release": release.id,
+        "removed": removed,
+        "firstlight_report": {**params["report"], "release": release.id},
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec=ARGUMENTS,
+        supports_check_mode=True,
+        required_if=[
+            ("state", "staged", ["settings"]),
+            ("state", "started", ["release"]),
+            ("state", "committed", ["release"]),
+        ],
+    )
+    try:
+        module.exit_json(**run(module))
+    except FirstlightError as error:
+        module.fail_json(msg=error.message, failure=error.as_dict())
+    except (OSError, json.JSONDecodeError) as error:
+        module.fail_json(msg=f"host: {error}. Fix: see that root may write there and that the disk is not full.")
+
+
+if __name__ == "__main__":
+    main()
