@@ -1,7 +1,7 @@
 """Containers of docker and podman: telling that a process lives in one, and stopping it through its engine.
 
-Killing a container's processes from outside would have the engine start them again, or call the container failed;
-so a container is only ever stopped and started by the engine that made it.
+Killing a container's processes from outside would have the engine start them again, or call it failed; so a
+container is only ever stopped and started by the engine that made it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,8 @@ class ContainerRef:
 class Container:
     """One container as its engine describes it.
 
-    ``auto_remove`` means that stopping deletes it (``--rm``). ``unit`` is the systemd unit that podman was told
-    runs it. ``pid`` is that of its first process on the host, 0 when it is stopped.
+    ``auto_remove`` means that stopping deletes it (``--rm``). ``ports`` are the TCP ports of the host that it
+    publishes. ``unit`` is the systemd unit that podman was told runs it.
     """
 
     engine: str
@@ -47,9 +47,9 @@ class Container:
     name: str
     image: str
     running: bool
-    pid: int
     restart_policy: str
     auto_remove: bool
+    ports: tuple[int, ...] = ()
     unit: str = ""
 
 
@@ -85,26 +85,22 @@ class Engines:
         """Describe a container; None when the engine does not know it (another user's, for instance)."""
         if engine not in self.installed():
             return None
-        answer = self._run([engine, "container", "inspect", container_id], _QUERY_TIMEOUT_S)
-        if answer.status != 0:
-            return None
-        return parse_inspect(engine, answer.stdout)
+        described = self._describe(engine, [container_id])
+        return described[0] if described else None
+
+    def running(self) -> list[Container]:
+        """All running containers of all engines."""
+        found = []
+        for engine in self.installed():
+            answer = self._run([engine, "ps", "--quiet", "--no-trunc"], _QUERY_TIMEOUT_S)
+            # a client whose daemon does not run: then nothing runs in its containers either
+            ids = answer.stdout.split() if answer.status == 0 else []
+            found += self._describe(engine, ids) if ids else []
+        return found
 
     def publishing(self, port: int) -> list[Container]:
         """Tell the running containers that publish a TCP port of the host."""
-        found = []
-        for engine in self.installed():
-            argv = [engine, "ps", "--quiet", "--no-trunc", "--filter", f"publish={port}"]
-            answer = self._run(argv, _QUERY_TIMEOUT_S)
-            if (
-                answer.status != 0
-            ):  # the client is installed, its daemon does not run: then it runs no containers
-                continue
-            described = (
-                self.inspect(engine, line.strip()) for line in answer.stdout.splitlines() if line.strip()
-            )
-            found += [container for container in described if container is not None]
-        return found
+        return [container for container in self.running() if port in container.ports]
 
     def stop(self, container: Container, timeout_s: float) -> None:
         """Stop a container: SIGTERM, and SIGKILL after ``timeout_s`` seconds, by its engine.
@@ -112,7 +108,7 @@ class Engines:
         Raises:
             FirstlightError: the engine failed.
         """
-        argv = [container.engine, "stop", "--time", str(max(1, round(timeout_s))), container.id]
+        argv = [container.engine, "stop", "-t", str(max(1, round(timeout_s))), container.id]
         self._require(argv, timeout_s + 60.0, container.name)
 
     def start(self, engine: str, name: str) -> None:
@@ -131,6 +127,11 @@ class Engines:
         """
         self._require([engine, "update", f"--restart={policy}", name], _QUERY_TIMEOUT_S, name)
 
+    def _describe(self, engine: str, ids: list[str]) -> list[Container]:
+        answer = self._run([engine, "container", "inspect", *ids], _QUERY_TIMEOUT_S)
+        # one of several that has just vanished makes the status 1; the others are still described
+        return parse_inspect(engine, answer.stdout or "[]")
+
     def _require(self, argv: list[str], timeout_s: float, name: str) -> CommandResult:
         answer = self._run(argv, timeout_s)
         if answer.status != 0:
@@ -143,28 +144,35 @@ class Engines:
         return answer
 
 
-def parse_inspect(engine: str, text: str) -> Container | None:
+def parse_inspect(engine: str, text: str) -> list[Container]:
     """Read ``docker container inspect`` or ``podman container inspect``."""
-    documents = json.loads(text)
-    if not documents:
-        return None
-    found: dict[str, Any] = documents[0]
-    state, host = found.get("State") or {}, found.get("HostConfig") or {}
-    labels = (found.get("Config") or {}).get("Labels") or {}
+    return [_container(engine, document) for document in json.loads(text)]
+
+
+def _container(engine: str, document: Mapping[str, Any]) -> Container:
+    state, host, config = (document.get(part) or {} for part in ("State", "HostConfig", "Config"))
     policy = host.get("RestartPolicy") or {}
-    name = str(policy.get("Name") or "no")
-    if name == "on-failure" and policy.get("MaximumRetryCount"):
-        name = f"on-failure:{policy['MaximumRetryCount']}"
+    policy_name = str(policy.get("Name") or "no")
+    if policy_name == "on-failure" and policy.get("MaximumRetryCount"):
+        policy_name = f"on-failure:{policy['MaximumRetryCount']}"
     return Container(
         engine=engine,
-        id=str(found["Id"]),
-        name=str(found.get("Name", "")).lstrip("/"),
-        image=str(
-            found.get("ImageName") or (found.get("Config") or {}).get("Image") or found.get("Image", "")
-        ),
+        id=str(document["Id"]),
+        name=str(document.get("Name", "")).lstrip("/"),
+        image=str(document.get("ImageName") or config.get("Image") or document.get("Image", "")),
         running=bool(state.get("Running", False)),
-        pid=int(state.get("Pid") or 0),
-        restart_policy=name,
+        restart_policy=policy_name,
         auto_remove=bool(host.get("AutoRemove", False)),
-        unit=str(labels.get("PODMAN_SYSTEMD_UNIT", "")),
+        ports=_published(host.get("PortBindings") or {}),
+        unit=str((config.get("Labels") or {}).get("PODMAN_SYSTEMD_UNIT", "")),
     )
+
+
+def _published(bindings: Mapping[str, Any]) -> tuple[int, ...]:
+    ports = [
+        int(binding["HostPort"])
+        for inside, bound in bindings.items()
+        for binding in bound or ()
+        if inside.endswith("/tcp") and str(binding.get("HostPort", "")).isdecimal()
+    ]
+    return tuple(sorted(set(ports)))

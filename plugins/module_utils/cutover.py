@@ -1,11 +1,11 @@
 """The record of a cutover on the host: what served before, and how to bring it back.
 
-It is written before anything is stopped and outlives the program that wrote it: a run that is killed, a controller
-that goes away or a power loss leaves enough to restore the old server. It holds the old server's environment,
-which may hold secrets, so the file is readable by root alone and its content never leaves the host whole.
+It is written before anything is stopped and outlives the program that wrote it: a run that is killed, a
+controller that goes away or a power loss leaves enough to restore the old server. It holds the old server's
+environment, which may hold secrets, so root alone can read the file and its content never leaves the host whole.
 
-Phases: ``recorded`` (nothing stopped yet), ``stopped``, ``started`` (the new server's process runs), then either
-``committed`` (the new server passed) or ``restored`` (the old one answers again).
+Phases: ``recorded`` (nothing stopped yet), ``stopped``, ``started`` (the new server's process runs), then
+either ``committed`` (the new server passed) or ``restored`` (the old one answers again).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading off a running process how to start it again: program, arguments, folder, environment, user, limits."""
+"""Reading off a running process how to start it again: program, arguments, folder, environment, user."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_recipe(process: Process, proc: Path = PROC) -> ProcessRecipe:
     folder = proc / str(process.pid)
     try:
         environment = parse_environment((folder / "environ").read_bytes())
-        cwd = os.readlink(folder / "cwd")
+        cwd = str((folder / "cwd").readlink())
         status = dict(_CAPTURED.findall((folder / "status").read_text("utf-8", "replace")))
         limits = {
             name: ":".join(_limit(value) for value in resource.prlimit(process.pid, number))
@@ -65,7 +65,7 @@ def parse_environment(text: bytes) -> dict[str, str]:
 
 
 def carried_by_systemd(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what systemd cannot or must not carry: exported shell functions, its own variables."""
+    """Leave out what systemd cannot or must not carry: shell functions, its own variables."""
     own = {"INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "SYSTEMD_EXEC_PID"}
     return {
         name: value
@@ -104,6 +104,6 @@ def _not_restorable(process: Process, reason: str) -> FirstlightError:
         f"the server runs as a plain process that could not be started again: {reason}.",
         where=f"pid {process.pid} ({process.command})",
         why="If the new server failed, the host would be left without one.",
-        fix="Give the old server a systemd unit, or accept the loss with sglang_stop_allow_unrestorable: true.",
+        fix="Give the old server a systemd unit, or set sglang_stop_allow_unrestorable: true.",
         kind="not-restorable",
     )

@@ -132,9 +132,7 @@ class Systemd:
 
     def show_many(self, units: Sequence[str]) -> list[UnitState]:
         """State of several units in one call; a pattern such as ``*.service`` means the loaded ones."""
-        answer = self._require(
-            ["systemctl", "show", f"--property={_PROPERTIES}", "--", *units], _QUERY_TIMEOUT_S
-        )
+        answer = self._require(["systemctl", "show", f"--property={_PROPERTIES}", "--", *units], _QUERY_TIMEOUT_S)
         return parse_show(answer.stdout, time.time() - time.clock_gettime(time.CLOCK_MONOTONIC))
 
     def start(self, unit: str, *, timeout_s: float = 120.0, wait: bool = True) -> None:
@@ -207,9 +205,7 @@ class Systemd:
         """Have the journal write down all that it was handed so far, a dead unit's last lines too."""
         self._require(["journalctl", "--sync"], _QUERY_TIMEOUT_S)
 
-    def _journal(
-        self, matches: Sequence[str], after_cursor: str | None
-    ) -> tuple[list[JournalEntry], str | None]:
+    def _journal(self, matches: Sequence[str], after_cursor: str | None) -> tuple[list[JournalEntry], str | None]:
         # --all: without it a message above 4096 bytes is told as null
         argv = ["journalctl", "--output=json", "--no-pager", "--quiet", "--all"]
         argv.append("--output-fields=MESSAGE,_PID,INVOCATION_ID")
@@ -249,7 +245,7 @@ def parse_show(text: str, boot_epoch_s: float) -> list[UnitState]:
 
 
 def parse_journal(text: str) -> list[JournalEntry]:
-    """Read ``journalctl -o json``, one object a line. A message may be text, numbers (bytes), a list or null."""
+    """Read ``journalctl -o json``: an object a line. A message may be text, numbers (bytes), a list or null."""
     entries = []
     for line in text.split("\n"):
         if not line.strip():
