@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,42 @@ def unfinished_cutover(layout: Layout) -> bool:
     return (layout.state_dir / layout.unit / "cutover.json").exists()
 
 
+def _differences(
+    layout: Layout,
+    state: Mapping[str, Any],
+    *,
+    inputs: str,
+    environment_secrets: Mapping[str, str],
+    api_key: str,
+    systemd: Systemd,
+) -> Iterator[str]:
+    """Every way in which the host is not what is asked for, the cheapest look first."""
+    if not state:
+        yield "nothing was deployed here yet"
+        return
+    if state.get("inputs") != inputs:
+        yield "the variables or firstlight itself changed"
+    if unfinished_cutover(layout):
+        yield "an earlier run was cut off in the middle"
+    for path, facts in state["files"].items():
+        if file_facts(Path(path)) != facts:
+            yield f"{path} changed on the host"
+    if (read_text(layout.secrets) or "") != secrets_text(environment_secrets):
+        yield "a secret changed"
+    unit = systemd.show(f"{layout.unit}.service")
+    if not unit.enabled:
+        yield f"{layout.unit}.service is not enabled"
+    if not serves(layout, state["release"], unit):
+        yield f"{layout.unit}.service does not run release {state['release']}"
+    server = Server(state["meta"]["base_url"], api_key or None, timeout_s=5.0)
+    try:
+        if not server.health().ok:
+            yield "the server's /health does not say 200"
+        server.model(state["meta"]["model"])
+    except FirstlightError as error:
+        yield error.what
+
+
 def judge(
     layout: Layout, *, inputs: str, environment_secrets: Mapping[str, str], api_key: str, systemd: Systemd
 ) -> Convergence:
@@ -41,28 +77,8 @@ def judge(
         systemd: the host's service manager.
     """
     state = load_state(layout)
-    if not state:
-        return Convergence(False, "nothing was deployed here yet")
-    if state.get("inputs") != inputs:
-        return Convergence(False, "the variables or firstlight itself changed")
-    if unfinished_cutover(layout):
-        return Convergence(False, "an earlier run was cut off in the middle")
-    for path, facts in state["files"].items():
-        if file_facts(Path(path)) != facts:
-            return Convergence(False, f"{path} changed on the host")
-    if (read_text(layout.secrets) or "") != secrets_text(environment_secrets):
-        return Convergence(False, "a secret changed")
-    unit = systemd.show(f"{layout.unit}.service")
-    if not unit.enabled:
-        return Convergence(False, f"{layout.unit}.service is not enabled")
-    if not serves(layout, state["release"], unit):
-        return Convergence(False, f"{layout.unit}.service does not run release {state['release']}")
-    meta = state["meta"]
-    server = Server(meta["base_url"], api_key or None, timeout_s=5.0)
-    try:
-        if not server.health().ok:
-            return Convergence(False, "the server's /health does not say 200")
-        server.model(meta["model"])
-    except FirstlightError as error:
-        return Convergence(False, error.what)
-    return Convergence(True, "", state.get("report", {}))
+    differences = _differences(
+        layout, state, inputs=inputs, environment_secrets=environment_secrets, api_key=api_key, systemd=systemd
+    )
+    reason = next(differences, "")
+    return Convergence(not reason, reason, state.get("report", {}) if not reason else {})

@@ -111,9 +111,7 @@ def read(
     holders = []
     for listener in listeners(port):
         process = read_process(listener.pid) if listener.pid else None
-        holders.append(
-            Listener(listener.pid, listener.address, " ".join(process.cmdline[:3]) if process else "")
-        )
+        holders.append(Listener(listener.pid, listener.address, " ".join(process.cmdline[:3]) if process else ""))
     return HostFacts(
         os_id=release.get("ID", ""),
         os_version=release.get("VERSION_ID", ""),

@@ -72,9 +72,7 @@ def _layers(config: Mapping[str, Any]) -> tuple[int, int]:
 def _token_bytes(config: Mapping[str, Any], tensor_parallel: int) -> int:
     """Bytes of keys and values of one token in one attention layer on one GPU."""
     heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
-    head_dim = int(
-        config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"])
-    )
+    head_dim = int(config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"]))
     return 2 * max(heads // tensor_parallel, 1) * head_dim * _HALF
 
 

@@ -133,9 +133,7 @@ def _gpu_rules(host: HostFacts, wanted: Wanted) -> Iterator[Problem]:
             )  # fmt: skip
 
 
-def model_rules(
-    target: Mapping[str, Any], drafter: Mapping[str, Any] | None, wanted: Wanted
-) -> Iterator[Problem]:
+def model_rules(target: Mapping[str, Any], drafter: Mapping[str, Any] | None, wanted: Wanted) -> Iterator[Problem]:
     """Rules about target and drafter against the deployment; both are parsed ``config.json``."""
     config = text_config(target)
     tensor_parallel = wanted.tensor_parallel

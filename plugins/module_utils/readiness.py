@@ -98,7 +98,7 @@ class Ready:
     evidence: Mapping[str, Any]
 
 
-class ServerDied(FirstlightError):
+class ServerDiedError(FirstlightError):
     """The start failed; carries the diagnosis."""
 
     def __init__(self, expected: Expected, verdict: Verdict, how: str, tail: Sequence[str]) -> None:
@@ -163,7 +163,7 @@ class Waiter:
             stall_s: seconds without any progress after which the start counts as hung.
 
         Raises:
-            ServerDied: the unit, the engine or a worker ended, or the start hung.
+            ServerDiedError: the unit, the engine or a worker ended, or the start hung.
             FirstlightError: another server answers, another model, or the key is refused.
         """
         state = self._systemd.show(self._expected.unit)
@@ -229,9 +229,7 @@ class Waiter:
             watch.bytes_read, watch.last_progress_s = read, self._clock()
 
     def _read_journal(self, watch: Watch) -> None:
-        fresh, self._cursor = self._systemd.journal_lines(
-            watch.invocation_id, self._cursor, unit=self._expected.unit
-        )
+        fresh, self._cursor = self._systemd.journal_lines(watch.invocation_id, self._cursor, unit=self._expected.unit)
         self._entries += fresh
         for entry in fresh:
             if not _HEARTBEAT.search(entry.text):
@@ -303,7 +301,7 @@ class Waiter:
         )
 
     def _died(self, watch: Watch, how: str) -> None:
-        """Gather this start's last words and raise `ServerDied` with their diagnosis."""
+        """Gather this start's last words and raise `ServerDiedError` with their diagnosis."""
         self._sleep(_LAST_WORDS_S)
         self._systemd.sync_journal()
         entries, _ = self._systemd.journal_lines(watch.invocation_id, None, unit=self._expected.unit)
@@ -317,4 +315,4 @@ class Waiter:
             lines=lines,
             deployment=self._expected.deployment,
         )
-        raise ServerDied(self._expected, verdict, how, lines[-_TAIL:])
+        raise ServerDiedError(self._expected, verdict, how, lines[-_TAIL:])

@@ -104,7 +104,6 @@ def environment_file(environment: Mapping[str, Any]) -> str:
 
 
 def compose(
-    layout: Layout,
     *,
     config: str,
     unit: str,
@@ -114,7 +113,6 @@ def compose(
     """Make a release of its texts; ``id`` is ``<first 12 hex digits of their SHA-256>``.
 
     Args:
-        layout: where the unit's files lie.
         config: text for ``vllm serve --config``.
         unit: text of the unit file, with `PLACEHOLDER` where the release's id belongs.
         environment: environment of the service, no secrets.
@@ -225,16 +223,13 @@ def load_state(layout: Layout) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        state = json.loads(text)
-        if not isinstance(state, dict):
-            raise TypeError("not a mapping")
+        return dict(json.loads(text))
     except (ValueError, TypeError) as error:
         raise FirstlightError(
             f"the record of the deployment cannot be read ({error}).",
             where=str(layout.state),
             fix="move the file away and run site.yml again; it is written anew.",
         ) from error
-    return state
 
 
 def save_state(layout: Layout, state: Mapping[str, Any]) -> None:

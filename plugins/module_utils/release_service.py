@@ -67,9 +67,7 @@ def ensure_account(account: Account, home: str, *, check: bool, run: Runner = ru
              "--shell", "/usr/sbin/nologin", account.user]
         )  # fmt: skip
     missing = [
-        name
-        for name in account.gpu_groups
-        if name in known_groups and account.user not in known_groups[name].gr_mem
+        name for name in account.gpu_groups if name in known_groups and account.user not in known_groups[name].gr_mem
     ]
     if missing:
         commands.append(["usermod", "--append", "--groups", ",".join(missing), account.user])
@@ -265,4 +263,3 @@ def withdraw(layout: Layout, systemd: Systemd, *, check: bool) -> tuple[bool, st
     systemd.daemon_reload()
     systemd.reset_failed(service)
     return True, committed
-

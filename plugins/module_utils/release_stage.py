@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +58,7 @@ def read_config(folder: str, who: str, *, check: bool) -> dict[str, Any] | None:
     """
     path = Path(folder, "config.json")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise TypeError("not a mapping")
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError as error:
         if check:
             return None
@@ -75,7 +75,6 @@ def read_config(folder: str, who: str, *, check: bool) -> dict[str, Any] | None:
             fix="fetch the file again.",
             kind="model-json-broken",
         ) from error
-    return config
 
 
 def weights_gib(folder: str) -> float:
@@ -101,27 +100,39 @@ def service_environment(settings: Settings, cache_root: str, home: str) -> dict[
     return {**base, **settings.environment, **caches}
 
 
+def identity(user: str) -> tuple[int, set[int]]:
+    """User and group ids of an account; of one that is still to be made, none that owns anything."""
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        return -1, set()
+    return entry.pw_uid, set(os.getgrouplist(user, entry.pw_gid))
+
+
 def _readable(settings: Settings) -> list[Problem]:
     """The service's user must be able to read what it serves; root's own view would hide that."""
+    uid, groups = identity(settings.user)
+
+    def closed(path: Path, bit: int) -> bool:
+        stat = path.stat()
+        if stat.st_uid == uid:
+            return not stat.st_mode & bit << 6
+        return not stat.st_mode & (bit << 3 if stat.st_gid in groups else bit)
+
     problems = []
-    for folder in filter(None, (settings.target, settings.drafter)):
-        for part in [Path(folder), *Path(folder).parents]:
-            if part.exists() and not part.stat().st_mode & 0o001 and part.stat().st_uid == 0:
-                problems.append(
-                    Problem(
-                        "model-not-readable", "error", str(part),
-                        f"{settings.user} may not enter this folder, below which {folder} lies.",
-                        f"run `chmod o+x {part}` or put the model elsewhere.",
-                    )
-                )  # fmt: skip
+    for folder in (Path(name) for name in (settings.target, settings.drafter) if name):
+        blocked = [(part, "x") for part in (folder, *folder.parents) if part.exists() and closed(part, 1)]
+        blocked += [(part, "r") for part in folder.glob("*") if part.is_file() and closed(part, 4)]
         problems += [
             Problem(
-                "model-not-readable", "error", str(path),
-                f"{settings.user} may not read this file.", f"run `chmod o+r {path}`.",
+                "model-not-readable",
+                "error",
+                str(part),
+                f"{settings.user} may not read what lies here, and it serves from {folder}.",
+                f"run `chmod o+{right} {part}`, or put the model elsewhere.",
             )
-            for path in Path(folder).glob("*")
-            if path.is_file() and not path.stat().st_mode & 0o004 and path.stat().st_uid == 0
-        ]  # fmt: skip
+            for part, right in blocked
+        ]
     return problems
 
 
@@ -171,7 +182,6 @@ def stage_release(
     cache_root = str(layout.cache_parent / layout.unit / key)
     home = f"/var/lib/{layout.unit}"
     release = compose(
-        layout,
         config=settings.config,
         unit=settings.unit_text,
         environment=service_environment(settings, cache_root, home),
@@ -208,4 +218,3 @@ def refuse(problems: list[Problem]) -> None:
         first = errors[0]
         more = "".join(f"\n{problem.text}" for problem in errors[1:])
         raise FirstlightError(first.message, where=first.where, fix=first.fix + more, kind=first.id)
-

@@ -68,7 +68,7 @@ def serve_config(settings: Mapping[str, Any], extra: Mapping[str, Any] | None = 
     seen: dict[str, str] = {}
     for key, value in (extra or {}).items():
         name, given = _value(flag_name(str(key)), value)
-        base = name[3:] if name.startswith("no-") else name
+        base = name.removeprefix("no-")
         if base in OWNED:
             raise FirstlightError(
                 f"the flag --{name} is set by firstlight itself.",

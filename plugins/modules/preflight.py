@@ -1,5 +1,4 @@
 #!/usr/bin/python
-# -*- coding: utf-8 -*-
 # Copyright: (c) 2026, The firstlight developers
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
@@ -162,7 +161,13 @@ def main() -> None:
     if errors:
         text = "\n".join(f"{p['where']}: {p['message']} Fix: {p['fix']}" for p in errors)
         first = errors[0]
-        failure = {"kind": first["id"], "what": first["message"], "where": first["where"], "why": "", "fix": first["fix"]}
+        failure = {
+            "kind": first["id"],
+            "what": first["message"],
+            "where": first["where"],
+            "why": "",
+            "fix": first["fix"],
+        }
         module.fail_json(msg=text, failure=failure, changed=False, **result)
     for problem in result["problems"]:
         module.warn(f"{problem['where']}: {problem['message']} Fix: {problem['fix']}")

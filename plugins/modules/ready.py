@@ -1,5 +1,4 @@
 #!/usr/bin/python
-# -*- coding: utf-8 -*-
 # Copyright: (c) 2026, The firstlight developers
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
@@ -126,7 +125,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.errors import Firs
 from ansible_collections.firstlight.vllm.plugins.module_utils.openai_api import Server
 from ansible_collections.firstlight.vllm.plugins.module_utils.readiness import (
     Expected,
-    ServerDied,
+    ServerDiedError,
     Waiter,
     Watch,
 )
@@ -181,7 +180,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     try:
         module.exit_json(**run(module))
-    except ServerDied as error:
+    except ServerDiedError as error:
         verdict = error.verdict.as_dict()
         module.fail_json(msg=error.message, failure={**error.as_dict(), **verdict}, journal=error.tail)
     except FirstlightError as error:

@@ -1,5 +1,4 @@
 #!/usr/bin/python
-# -*- coding: utf-8 -*-
 # Copyright: (c) 2026, The firstlight developers
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 
@@ -150,7 +149,7 @@ memory:
   description: Predicted memory of one GPU in GiB; none on a CPU.
   type: dict
   returned: state is staged
-  sample: {budget: 125.8, weights: 27.0, overhead: 5.8, cache: 93.0, request_short: 1.36, request_full: 2.88, at_once: 32.2}
+  sample: {budget: 125.8, weights: 27.0, overhead: 5.8, cache: 93.0, request_full: 2.88, at_once: 32.2}
 cache_root:
   description: Folder of the compile caches of this combination.
   type: str
