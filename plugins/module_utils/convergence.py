@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .cutover import CutoverStore
 from .errors import FirstlightError
 from .openai_api import Server
 from .release import Layout, file_facts, load_state, read_text
@@ -25,7 +26,8 @@ class Convergence:
 
 def unfinished_cutover(layout: Layout) -> bool:
     """Whether an earlier run stopped a server and was cut off before it committed or restored."""
-    return (layout.state_dir / layout.unit / "cutover.json").exists()
+    record = CutoverStore(layout.unit, layout.state_dir).load()
+    return record is not None and record.unfinished
 
 
 def _differences(

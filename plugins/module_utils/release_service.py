@@ -263,3 +263,32 @@ def withdraw(layout: Layout, systemd: Systemd, *, check: bool) -> tuple[bool, st
     systemd.daemon_reload()
     systemd.reset_failed(service)
     return True, committed
+
+
+def remove(layout: Layout, systemd: Systemd, *, check: bool) -> list[str]:
+    """Stop the server and take all of firstlight's files of this unit off the host, but for weights and venvs.
+
+    The record of the cutover stays, since it tells how to bring the old server back.
+
+    Returns:
+        What was removed, or in check mode would be.
+    """
+    service = f"{layout.unit}.service"
+    state = systemd.show(service)
+    doomed = [layout.unit_file, layout.dropin, layout.config_dir / layout.unit, layout.state]
+    doomed += [layout.cache_parent / layout.unit]
+    present = [path for path in doomed if path.exists()]
+    if check or not (present or state.running):
+        return [str(path) for path in present]
+    if state.running:
+        systemd.stop(service, timeout_s=600)
+    if state.enabled:
+        systemd.disable(service)
+    for path in present:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    systemd.daemon_reload()
+    systemd.reset_failed(service)
+    return [str(path) for path in present]

@@ -16,11 +16,13 @@ description:
   - V(started) puts its unit in force and starts it, without enabling it.
   - V(committed) enables it and records the deployment with its report.
   - V(withdrawn) stops it and puts the unit file of the release committed last back.
+  - V(removed) stops it and removes all of the unit's files, but for weights, virtual environments and the record
+    of the old server.
 options:
   state:
     description: Where the release is to be.
     type: str
-    choices: [staged, started, committed, withdrawn]
+    choices: [staged, started, committed, withdrawn, removed]
     required: true
   unit:
     description: Name of the systemd unit, without C(.service).
@@ -162,6 +164,11 @@ started_at:
   description: When the main process was started, in seconds since the epoch.
   type: float
   returned: state is started
+removed:
+  description: Releases (with V(committed)) or files (with V(removed)) that were removed.
+  type: list
+  elements: str
+  returned: state is committed or removed
 firstlight_report:
   description: The deployment's report.
   type: dict
@@ -174,7 +181,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load
-from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import commit, start, withdraw
+from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import commit, remove, start, withdraw
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_stage import Settings, stage_release
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
 
@@ -195,7 +202,7 @@ SETTINGS = {
 }
 
 ARGUMENTS = {
-    "state": {"type": "str", "choices": ["staged", "started", "committed", "withdrawn"], "required": True},
+    "state": {"type": "str", "choices": ["staged", "started", "committed", "withdrawn", "removed"], "required": True},
     "unit": {"type": "str", "required": True},
     "config_dir": {"type": "path", "default": "/etc/firstlight"},
     "release": {"type": "str"},
@@ -219,6 +226,9 @@ def run(module: AnsibleModule) -> dict[str, object]:
     if params["state"] == "withdrawn":
         changed, left = withdraw(layout, systemd, check=check)
         return {"changed": changed, "release": left or ""}
+    if params["state"] == "removed":
+        removed = remove(layout, systemd, check=check)
+        return {"changed": bool(removed), "release": "", "removed": removed}
     if check and not (layout.releases / params["release"]).exists():
         # a blank host in check mode: V(staged) wrote nothing
         return {"changed": True, "release": params["release"], "invocation_id": "", "started_at": 0.0}

@@ -1,0 +1,80 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, The firstlight developers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: status
+short_description: Tell what firstlight has on a host and whether it serves
+version_added: 0.1.0
+author: The firstlight developers (@firstlight)
+description:
+  - Reads the record of the deployment, the unit, the releases on the host and the server's own answers.
+options:
+  unit:
+    description: Name of the systemd unit, without C(.service).
+    type: str
+    default: vllm
+  config_dir:
+    description: Folder of all units' configuration.
+    type: path
+    default: /etc/firstlight
+  api_key:
+    description: Key for C(/v1/models).
+    type: str
+    default: ''
+attributes:
+  check_mode:
+    support: full
+    description: Never changes anything.
+  diff_mode:
+    support: none
+    description: Nothing is written.
+"""
+
+EXAMPLES = r"""
+- name: Look at the deployment
+  firstlight.vllm.status:
+    unit: vllm
+"""
+
+RETURN = r"""
+firstlight_status:
+  description:
+    - Keys are C(deployed), C(serving), C(problem), C(unit), C(release), C(previous_release), C(releases), C(cutover)
+      and C(report).
+  type: dict
+  returned: always
+  sample: {deployed: true, serving: true, release: 3f1c2ab9de04, previous_release: ""}
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.firstlight.vllm.plugins.module_utils.deployment_status import status
+from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout
+from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
+
+ARGUMENTS = {
+    "unit": {"type": "str", "default": "vllm"},
+    "config_dir": {"type": "path", "default": "/etc/firstlight"},
+    "api_key": {"type": "str", "default": "", "no_log": True},
+}
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    layout = Layout(module.params["unit"], config_dir=Path(module.params["config_dir"]))
+    try:
+        found = status(layout, Systemd(), module.params["api_key"])
+    except FirstlightError as error:
+        module.fail_json(msg=error.message, failure=error.as_dict())
+    module.exit_json(changed=False, firstlight_status=found)
+
+
+if __name__ == "__main__":
+    main()
