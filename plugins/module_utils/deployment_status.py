@@ -66,17 +66,16 @@ def _problem(meta: dict[str, Any], api_key: str) -> str:
     return ""
 
 
-def unused(layout: Layout, root: Path) -> list[Path]:
-    """Virtual environments and compile caches that no release on the host names.
-
-    Args:
-        layout: where the unit's files lie.
-        root: firstlight's own folder, ``/opt/firstlight``.
-    """
+def unused(layout: Layout) -> list[Path]:
+    """Virtual environments and compile caches that lie beside those of the releases on the host and serve none."""
     metas = [load(layout, entry).meta for entry in release_ids(layout)]
     used = {Path(meta[name]) for meta in metas for name in ("venv", "cache_root")}
-    folders = [*_children(root / "venvs"), *_children(layout.cache_parent / layout.unit)]
-    return [folder for folder in folders if folder not in used]
+    return [
+        folder
+        for parent in sorted({path.parent for path in used})
+        for folder in _children(parent)
+        if folder not in used
+    ]
 
 
 def _children(folder: Path) -> list[Path]:

@@ -37,6 +37,7 @@ _LAST_WORDS_S = 0.3  # time for the lines of a death to reach the journal; a dea
 _START_SKEW_S = 2.5  # /proc and Prometheus round the boot time differently
 _HEARTBEAT = re.compile(r"No available shared memory broadcast block found")
 _UNAUTHORIZED, _UNAVAILABLE = 401, 503
+_STARTED = "Application startup complete."
 _TAIL = 40
 
 
@@ -65,14 +66,14 @@ class Watch:
 
     Attributes:
         invocation_id: the start watched.
-        state: ``refused``, ``loading`` or ``ready``.
+        state: ``refused``, ``loading`` or ``ready``; empty before the first look.
         note: the latest milestone, for people.
         last_progress_s: when the start last got on, seconds since the epoch.
         bytes_read: what the unit's processes had read by then.
     """
 
     invocation_id: str = ""
-    state: str = "refused"
+    state: str = ""
     note: str = ""
     last_progress_s: float = 0.0
     bytes_read: int = 0
@@ -191,8 +192,9 @@ class Waiter:
             if now >= due["journal"]:
                 self._read_journal(watch)
                 due["journal"] = now + _JOURNAL_POLL_S
+            first_look = not watch.state
             if self._answers(main, watch):
-                return self._ready(state, main, watch)
+                return self._ready(state, main, watch, first_look=first_look)
             if now - watch.last_progress_s > stall_s:
                 self._died(watch, f"no progress for {now - watch.last_progress_s:.0f} s")
             if now >= end:
@@ -280,10 +282,13 @@ class Waiter:
                 kind="wrong-process",
             )
 
-    def _ready(self, state: UnitState, main: Process, watch: Watch) -> Ready:
+    def _ready(self, state: UnitState, main: Process, watch: Watch, *, first_look: bool) -> Ready:
         ready_s = self._clock()
         self._systemd.sync_journal()
         self._read_journal(watch)
+        if first_look:
+            # it was ready before anyone looked, perhaps days ago: its own journal tells when
+            ready_s = next((e.time_s for e in self._entries if _STARTED in e.text), ready_s)
         started_s = state.exec_main_start or main.start_time_s
         own = [(entry.time_s, entry.text) for entry in self._entries if not entry.manager]
         lines = [text for _, text in own]

@@ -21,10 +21,6 @@ options:
     description: Folder of all units' configuration.
     type: path
     default: /etc/firstlight
-  root:
-    description: Folder that firstlight installs into.
-    type: path
-    default: /opt/firstlight
   keep:
     description: Number of releases to keep.
     type: int
@@ -69,7 +65,6 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.release_service im
 ARGUMENTS = {
     "unit": {"type": "str", "default": "vllm"},
     "config_dir": {"type": "path", "default": "/etc/firstlight"},
-    "root": {"type": "path", "default": "/opt/firstlight"},
     "keep": {"type": "int", "default": 3},
 }
 
@@ -96,7 +91,7 @@ def run(params: dict[str, object], *, check: bool) -> dict[str, object]:
         )
     protect = {state["release"], state.get("previous_release")}
     ids = prune(layout, keep=int(str(params["keep"])), protect=protect, check=check)
-    folders = unused(layout, Path(str(params["root"])))
+    folders = unused(layout)
     freed = sum(size(folder) for folder in folders)
     if not check:
         for folder in folders:
