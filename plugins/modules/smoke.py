@@ -37,6 +37,10 @@ options:
       - Empty leaves the journal alone.
     type: str
     default: ''
+  invocation_id:
+    description: systemd's id of the start that is tested, for its journal; empty for the one that runs now.
+    type: str
+    default: ''
   prompts:
     description:
       - The tasks. Each is the name of a built-in one (V(is_prime), V(fibonacci), V(count_vowels)) or a definition
@@ -94,7 +98,9 @@ options:
     type: dict
     default: {}
   start:
-    description: What RV(firstlight.vllm.ready#module:phases) and its siblings told, to be carried into RV(report).
+    description:
+      - The result of M(firstlight.vllm.ready) for this start. Its phases and times are carried into RV(report), its
+        evidence is what the log told; O(evidence) wins over it.
     type: dict
     default: {}
   request_timeout_s:
@@ -204,7 +210,7 @@ seconds:
   type: float
   returned: when requests were sent
 report:
-  description: All of it in one, with RV(verified_at), the server's address and model, and O(start). Empty in check mode.
+  description: All of it, with RV(verified_at), address and model of the server, and O(start). Empty in check mode.
   type: dict
   returned: always
 verified_at:
@@ -232,6 +238,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.errors import Firs
 from ansible_collections.firstlight.vllm.plugins.module_utils.openai_api import Server
 from ansible_collections.firstlight.vllm.plugins.module_utils.prompts import DEFAULT, resolve
 from ansible_collections.firstlight.vllm.plugins.module_utils.sandbox_process import Limits
+from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_diagnosis import explain
 from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_evidence import from_drafter
 from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_run import (
     Plan,
@@ -246,6 +253,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "model": {"type": "str", "required": True},
     "api_key": {"type": "str", "default": "", "no_log": True},
     "unit": {"type": "str", "default": ""},
+    "invocation_id": {"type": "str", "default": ""},
     "prompts": {"type": "list", "elements": "raw", "default": list(DEFAULT)},
     "samples": {"type": "int", "default": 3},
     "max_num_seqs": {"type": "int", "default": 16},
@@ -265,6 +273,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "code_wall_s": {"type": "float", "default": 10},
     "code_memory_mib": {"type": "int", "default": 256},
 }
+
+#: what the result of the module `ready` adds to the report
+START_KEYS = ("phases", "ready_s", "ready_at", "started_at")
 
 
 def plan_of(params: dict[str, Any], *, read_drafter: bool = True) -> Plan:
@@ -286,7 +297,9 @@ def plan_of(params: dict[str, Any], *, read_drafter: bool = True) -> Plan:
         speculation=params["speculation"],
         min_length=params["min_acceptance_length"],
         warn_length=params["warn_acceptance_length"],
-        evidence=Evidence.from_mapping({**known, **params["evidence"], "thinking": params["thinking"]}),
+        evidence=Evidence.from_mapping(
+            {**known, **(params["start"].get("evidence") or {}), **params["evidence"], "thinking": params["thinking"]}
+        ),
         limits=Limits(params["code_cpu_s"], params["code_wall_s"], params["code_memory_mib"]),
         request_timeout_s=params["request_timeout_s"],
         first_burst_timeout_s=params["first_request_timeout_s"],
@@ -295,11 +308,17 @@ def plan_of(params: dict[str, Any], *, read_drafter: bool = True) -> Plan:
     return plan
 
 
+def message_of(error: SmokeFailure, failure: dict[str, Any]) -> str:
+    """The text a user reads: the test's own words, or the journal's cause where it told one."""
+    return error.message if failure["id"] == error.kind else f"{failure['cause']} Fix: {failure['remedy']}"
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     params = module.params
-    report: dict[str, Any] = {**params["start"], "base_url": params["base_url"], "model": params["model"]}
+    started = {key: params["start"][key] for key in START_KEYS if key in params["start"]}
+    report: dict[str, Any] = {**started, "base_url": params["base_url"], "model": params["model"]}
     try:
         server = Server(params["base_url"], params["api_key"] or None, params["request_timeout_s"])
         # in check mode the drafter may not be there yet
@@ -310,8 +329,9 @@ def main() -> None:
     except SmokeFailure as error:
         found = error.report.as_dict()
         report.update(found)
+        failure = explain(error, params["unit"], params["invocation_id"])
         module.fail_json(
-            msg=error.message, failure=error.as_failure(), report=report, firstlight_report=report, **found
+            msg=message_of(error, failure), failure=failure, report=report, firstlight_report=report, **found
         )
     except FirstlightError as error:
         module.fail_json(msg=error.message, failure=error.as_dict())
