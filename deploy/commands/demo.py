@@ -1,0 +1,70 @@
+"""`firstlight demo`: the whole job on this machine, on a systemd host in a container."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from deploy import environment
+from deploy.commands.run import EXIT_HELP, EXIT_STATUS, add_arguments, execute, extra_vars, print_json
+from deploy.errors import InstallationError
+from deploy.report import print_result
+
+LAB = Path("tests", "lab", "lab.sh")
+INVENTORY = Path("inventory", "demo", "hosts.yml")
+_CANNOT = 3  # the lab's exit status where systemd containers cannot run
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the parser."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="boot a host in a container here and take it from a stand-in SGLang to a real vLLM",
+        description="Boot a systemd host in a container on this machine, with a stand-in for SGLang on it, and take "
+        "it to a real vLLM with tensor parallelism and speculative decoding, on the CPU. Needs the checkout.",
+        epilog=f"{EXIT_HELP}; 3 also where systemd containers cannot run on this machine",
+    )
+    add_arguments(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Boot the host, deploy, print what it answers; return the exit status."""
+    root = checkout()
+    boot = subprocess.run(  # noqa: S603 - the checkout's own script
+        [str(root / LAB), "up", "demo"], cwd=root, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, check=False
+    )
+    said = boot.stderr.decode(errors="replace").strip()
+    if boot.returncode != 0:
+        sys.stderr.write(f"firstlight: {said or f'{LAB} ended with status {boot.returncode}.'}\n")
+        return _CANNOT if boot.returncode == _CANNOT else 1
+    result = execute(
+        args,
+        playbook="site",
+        inventory=[str(root / INVENTORY), *(args.inventory or [])],
+        extravars=extra_vars(args.extra_vars),
+    )
+    if args.json:
+        print_json(result.as_dict())
+    else:
+        print_result(result, Console(), check=args.check)
+    return EXIT_STATUS[result.status]
+
+
+def checkout() -> Path:
+    """The checkout's root.
+
+    Raises:
+        InstallationError: this is an installed wheel, which has no test bed.
+    """
+    root = environment.checkout()
+    if root is None or not (root / LAB).is_file():
+        raise InstallationError(
+            "demo needs firstlight's checkout, which holds the test bed and the tiny models.",
+            "Clone the repository and run `make demo` there.",
+        )
+    return root
