@@ -19,6 +19,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.cache_key import d
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import check_values, tree_digest
 
+_DIGITS = 20
 COLLECTION = Path(__file__).resolve().parents[2]
 
 
@@ -29,6 +30,51 @@ def role_options(collection: Path) -> dict[str, dict[str, Any]]:
         specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
         options.update(specs["main"].get("options") or {})
     return options
+
+
+def bad_input(name: str, what: str, fix: str) -> FirstlightError:
+    """The error for one variable."""
+    return FirstlightError(what, where=name, fix=fix, kind="bad-input")
+
+
+def _mistyped(kind: str, value: Any) -> bool:
+    """Whether Ansible would take the value only by turning it into something that nobody meant."""
+    if isinstance(value, bool):
+        return kind not in {"bool", "raw"}
+    if kind == "int" and isinstance(value, str):
+        return len(value) > _DIGITS  # "1e999999999" is a legal decimal that takes all memory as an integer
+    return isinstance(value, (dict, list, tuple)) and kind in {"str", "path", "int", "float", "bool"}
+
+
+def typed(name: str, option: dict[str, Any], value: Any) -> Any:
+    """The value in the type that its argument spec asks for; None for a variable that may be absent and is.
+
+    Raises:
+        FirstlightError: it is missing, or of another type.
+    """
+    if value is None:
+        if not option.get("required") and option.get("default") is None:
+            return None
+        raise bad_input(name, "it has no value.", f"set {name} in the inventory; {option.get('description', '')}")
+    kind, elements = option.get("type", "str"), option.get("elements", "raw")
+    if _mistyped(kind, value) or (isinstance(value, list) and any(_mistyped(elements, entry) for entry in value)):
+        seen = kind if isinstance(value, list) else type(value).__name__
+        raise bad_input(
+            name,
+            f"a value of type {seen} stands where {kind} is asked for.",
+            "put text in quotes, and a number in none.",
+        )
+    try:
+        outcome = ArgumentSpecValidator({name: option}).validate({name: value})
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise bad_input(name, f"the value is no {kind} ({error}).", f"give a value of type {kind}.") from error
+    if outcome.error_messages:
+        raise bad_input(
+            name,
+            outcome.error_messages[0].rstrip(".") + ".",
+            "see the variable's description in its role's defaults/main.yml.",
+        )
+    return outcome.validated_parameters[name]
 
 
 def controller_files(values: dict[str, Any]) -> dict[str, Any]:
@@ -53,8 +99,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         options = role_options(COLLECTION)
         try:
             values = self._values(options, variables)
-            self._validate(options, values)
-            check_values(values)
+            values = {name: typed(name, options[name], value) for name, value in values.items()}
+            check_values(values, options)
         except FirstlightError as error:
             result.update(failed=True, msg=error.message, failure=error.as_dict())
             return result
@@ -75,37 +121,19 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         return result
 
     def _values(self, options: dict[str, dict[str, Any]], variables: dict[str, Any]) -> dict[str, Any]:
-        """Value of every variable; one that hangs on a later task's result is left out."""
+        """Value of every variable; a default that hangs on a later task's result is left out."""
         values = {}
         for name, option in options.items():
             raw = variables.get(name, option.get("default"))
             try:
                 values[name] = self._templar.template(raw)
-            except AnsibleUndefinedVariable:
-                continue
             except AnsibleError as error:
-                raise FirstlightError(
-                    f"the value cannot be computed ({error}).",
-                    where=name,
-                    fix="correct the expression, or give a plain value.",
-                    kind="bad-input",
+                if isinstance(error, AnsibleUndefinedVariable) and raw == option.get("default"):
+                    continue
+                raise bad_input(
+                    name, f"the value cannot be computed ({error}).", "correct the expression, or give a plain value."
                 ) from error
         return values
-
-    @staticmethod
-    def _validate(options: dict[str, dict[str, Any]], values: dict[str, Any]) -> None:
-        known = {name: options[name] for name in values}
-        outcome = ArgumentSpecValidator(known).validate(values)
-        if outcome.error_messages:
-            message = outcome.error_messages[0]
-            name = next((name for name in sorted(known, key=len, reverse=True) if name in message), "variables")
-            raise FirstlightError(
-                message.rstrip(".") + ".",
-                where=name,
-                fix="see the variable's description in its role's defaults/main.yml.",
-                kind="bad-input",
-            )
-        values.update({name: outcome.validated_parameters[name] for name in values})
 
     @staticmethod
     def _code() -> str:

@@ -62,7 +62,7 @@ def cache_key(
         "venv": venv,
         "target": target_config,
         "drafter": drafter_config,
-        "flags": {k: v for k, v in serve_config.items() if k not in NOT_IN_GRAPH},
+        "flags": {k: v for k, v in serve_config.items() if k.removeprefix("no-") not in NOT_IN_GRAPH},
         "speculative": {k: v for k, v in speculative.items() if k != "model"},
         "gpus": list(gpus),
         "driver": driver,

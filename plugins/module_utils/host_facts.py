@@ -19,7 +19,7 @@ from .processes import listeners, read_process
 
 @dataclass(frozen=True)
 class Listener:
-    """Who holds a TCP port: process id (None when it cannot be seen), address, command line."""
+    """Who holds a TCP port: process id (None when it cannot be seen), address, command line without secrets."""
 
     pid: int | None
     address: str
@@ -90,7 +90,7 @@ def _interpreter(python: str, run: Callable[[Sequence[str]], tuple[int, str]]) -
         return tuple(sys.version_info[:3])
     try:
         code, out = run([python, "-c", "import platform; print(platform.python_version())"])
-    except FirstlightError:
+    except (FirstlightError, OSError):  # not there, a folder, not executable
         return ()
     return version(out) if code == 0 else ()
 
@@ -111,7 +111,7 @@ def read(
     holders = []
     for listener in listeners(port):
         process = read_process(listener.pid) if listener.pid else None
-        holders.append(Listener(listener.pid, listener.address, " ".join(process.cmdline[:3]) if process else ""))
+        holders.append(Listener(listener.pid, listener.address, process.command if process else ""))
     return HostFacts(
         os_id=release.get("ID", ""),
         os_version=release.get("VERSION_ID", ""),

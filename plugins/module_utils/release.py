@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from .errors import FirstlightError
@@ -21,6 +22,8 @@ from .errors import FirstlightError
 PLACEHOLDER = "@RELEASE@"
 CONFIG, ENVIRONMENT, UNIT, META = "serve.yaml", "env", "unit.service", "release.json"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UNCARRIED = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+_RECORD = {"inputs": str, "release": str, "files": dict, "meta": dict}
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ def environment_file(environment: Mapping[str, Any]) -> str:
     """Text of a systemd ``EnvironmentFile``, sorted, every value quoted.
 
     Raises:
-        FirstlightError: a name is not a legal variable name, or a value holds a line break or NUL, which
-            systemd cannot carry.
+        FirstlightError: a name is not a legal variable name, or a value holds a line break or another control
+            character: systemd would drop the variable with no more than a line in its log.
     """
     lines = []
     for name, value in sorted(environment.items()):
@@ -92,9 +95,9 @@ def environment_file(environment: Mapping[str, Any]) -> str:
                 where="vllm_server_environment",
                 fix="use letters, digits and underscores, not starting with a digit.",
             )
-        if re.search(r"[\0\r\n]", text):
+        if _UNCARRIED.search(text):
             raise FirstlightError(
-                f"the value of {name} holds a line break or a NUL, which systemd cannot carry.",
+                f"the value of {name} holds a line break or another control character, which systemd cannot carry.",
                 where="vllm_server_environment",
                 fix="give the value on one line.",
             )
@@ -223,13 +226,23 @@ def load_state(layout: Layout) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError) as error:
+        return _record(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
         raise FirstlightError(
             f"the record of the deployment cannot be read ({error}).",
             where=str(layout.state),
             fix="move the file away and run site.yml again; it is written anew.",
+            kind="state-broken",
         ) from error
+
+
+def _record(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("it is not a JSON object")
+    for name, kind in _RECORD.items():
+        if not isinstance(value.get(name), kind):
+            raise TypeError(f"its entry {name!r} is missing or of the wrong kind")
+    return value
 
 
 def save_state(layout: Layout, state: Mapping[str, Any]) -> None:
@@ -243,6 +256,8 @@ def file_facts(path: Path) -> dict[str, Any]:
         stat = path.stat()
     except OSError:
         return {"missing": True}
+    if not S_ISREG(stat.st_mode):
+        return {"not_a_file": True}
     if stat.st_size > 1 << 20:
         return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
     return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

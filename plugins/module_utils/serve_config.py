@@ -8,6 +8,7 @@ Source: ``vllm/utils/argparse_utils.py`` of vLLM 0.20.1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,9 +34,13 @@ OWNED = {
 }
 
 
+_FLAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*(?:\.[A-Za-z0-9_.-]+)?")
+
+
 def flag_name(key: str) -> str:
-    """The flag's one spelling: hyphens, no leading dashes."""
-    return key.strip().lstrip("-").replace("_", "-")
+    """The flag's one spelling: hyphens, no leading dashes. What follows a dot is a key of the flag's own mapping."""
+    flag, dot, rest = key.strip().lstrip("-").partition(".")
+    return flag.replace("_", "-") + dot + rest
 
 
 def _value(key: str, value: Any) -> tuple[str, Any]:
@@ -69,11 +74,18 @@ def serve_config(settings: Mapping[str, Any], extra: Mapping[str, Any] | None = 
     for key, value in (extra or {}).items():
         name, given = _value(flag_name(str(key)), value)
         base = name.removeprefix("no-")
-        if base in OWNED:
+        if not _FLAG.fullmatch(base):
+            raise FirstlightError(
+                f"{key!r} is not the name of a flag.",
+                where="vllm_server_extra_args",
+                fix="use the flag's long name, for instance enable-prefix-caching.",
+            )
+        owner = base.partition(".")[0]
+        if owner in OWNED:
             raise FirstlightError(
                 f"the flag --{name} is set by firstlight itself.",
                 where=f"vllm_server_extra_args[{key!r}]",
-                fix=f"set {OWNED[base]} instead and drop the entry.",
+                fix=f"set {OWNED[owner]} instead and drop the entry.",
             )
         if base in seen:
             raise FirstlightError(
