@@ -57,11 +57,11 @@ def _differences(
         yield f"{layout.unit}.service is not enabled"
     if not serves(layout, state["release"], unit):
         yield f"{layout.unit}.service does not run release {state['release']}"
-    server = Server(state["meta"]["base_url"], api_key or None, timeout_s=5.0)
     try:
+        server = Server(str(state["meta"].get("base_url")), api_key or None, timeout_s=5.0)
         if not server.health().ok:
             yield "the server's /health does not say 200"
-        server.model(state["meta"]["model"])
+        server.model(str(state["meta"].get("model")))
     except FirstlightError as error:
         yield error.what
 

@@ -74,6 +74,10 @@ def check_values(values: Mapping[str, Any], options: Mapping[str, Mapping[str, A
         _check_path(variable, values.get(variable))
     for path in values.get("vllm_server_readable_paths") or []:
         _check_path("vllm_server_readable_paths", path or " ")
+        if ":" in path:
+            _fail(
+                "vllm_server_readable_paths", f"{path!r} holds a colon, which parts two paths in a unit.", "rename it."
+            )
     _check_names(values)
     _check_environment(values)
     _check_unit_texts(values)

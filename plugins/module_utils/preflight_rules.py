@@ -137,16 +137,23 @@ def model_rules(target: Mapping[str, Any], drafter: Mapping[str, Any] | None, wa
     """Rules about target and drafter against the deployment; both are parsed ``config.json``."""
     config = text_config(target)
     tensor_parallel = wanted.tensor_parallel
-    for name, owner, values in (
-        ("num_attention_heads", "target", config),
-        ("num_attention_heads", "drafter", drafter or {}),
-    ):
-        heads = values.get(name)
-        if isinstance(heads, int) and heads % tensor_parallel:
-            legal = [n for n in range(1, heads + 1) if heads % n == 0 and n <= tensor_parallel]
+    counted = [(owner, values.get("num_attention_heads"), values.get("num_key_value_heads"))
+               for owner, values in (("target", config), ("drafter", drafter or {}))]  # fmt: skip
+
+    def divides(ways: int, heads: object, kv_heads: object) -> bool:
+        whole = not isinstance(heads, int) or heads % ways == 0
+        # fewer heads of keys and values than GPUs are copied, so then the GPUs must be a multiple
+        return whole and (
+            not isinstance(kv_heads, int) or not kv_heads or max(kv_heads, ways) % min(kv_heads, ways) == 0
+        )
+
+    for owner, heads, kv_heads in counted:
+        if not divides(tensor_parallel, heads, kv_heads):
+            legal = [n for n in range(1, tensor_parallel + 1) if all(divides(n, h, kv) for _, h, kv in counted)]
             yield Problem(
                 "tp-not-dividing-heads", "error", "vllm_server_tensor_parallel_size",
-                f"the {owner} has {heads} attention heads, which {tensor_parallel} does not divide.",
+                f"the {owner} has {heads} attention heads and {kv_heads} of keys and values, which {tensor_parallel}"
+                " GPUs cannot share.",
                 f"set {legal[-1]}.",
             )  # fmt: skip
     longest = config.get("max_position_embeddings")
@@ -177,16 +184,24 @@ def memory_rules(
     if wanted.platform != "cuda" or not host.gpus:
         return None, []
     smallest = min(gpu.memory_total_mib for gpu in host.gpus[: wanted.tensor_parallel]) / 1024
-    verdict = fit(
-        target,
-        gpu_total_gib=smallest,
-        utilization=wanted.gpu_memory_utilization,
-        weights_gib=weights_gib,
-        tensor_parallel=wanted.tensor_parallel,
-        max_model_len=wanted.max_model_len,
-        k=wanted.k,
-        drafter=drafter,
-    )
+    try:
+        verdict = fit(
+            target,
+            gpu_total_gib=smallest,
+            utilization=wanted.gpu_memory_utilization,
+            weights_gib=weights_gib,
+            tensor_parallel=wanted.tensor_parallel,
+            max_model_len=wanted.max_model_len,
+            k=wanted.k,
+            drafter=drafter,
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        problem = Problem(
+            "memory-unknown", "warning", "target",
+            f"its config.json does not say how large its cache is ({type(error).__name__}: {error}).",
+            "see the start's own figures; nothing is known beforehand about this model.",
+        )  # fmt: skip
+        return None, [problem]
     figures = {name: round(value, 2) for name, value in asdict(verdict).items()}
     if verdict.fits:
         return figures, []

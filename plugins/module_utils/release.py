@@ -62,7 +62,7 @@ class Layout:
     @property
     def dropin(self) -> Path:
         """The site's drop-in."""
-        return self.unit_dir / f"{self.unit}.service.d" / "50-site.conf"
+        return self.unit_dir / f"{self.unit}.service.d" / "50-firstlight.conf"
 
     @property
     def state(self) -> Path:

@@ -38,6 +38,7 @@ from .systemd import Systemd, UnitState
 
 _RELEASE_OF = re.compile(r"/releases/([0-9a-f]{12})/")
 _TIMEOUT_S = 30.0
+_VENDOR = (Path("/usr/lib/systemd/system"), Path("/lib/systemd/system"))
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,22 @@ def release_in_force(layout: Layout) -> str | None:
     return found.group(1) if found else None
 
 
+def foreign_unit_file(layout: Layout, vendor: Sequence[Path] = _VENDOR) -> Path | None:
+    """The file of a unit of this name that firstlight did not write; None when the name is free or firstlight's."""
+    own = read_text(layout.unit_file)
+    if own is not None and not _RELEASE_OF.search(own):
+        return layout.unit_file
+    if own is not None:
+        return None
+    return next((path for path in (folder / layout.unit_file.name for folder in vendor) if path.exists()), None)
+
+
 def stale(layout: Layout, state: UnitState) -> bool:
     """Whether the process started before the secrets or the drop-in that it should run with were written."""
     if state.exec_main_start is None:
         return True
-    for path in (layout.secrets, layout.dropin):
+    # the folder tells of a drop-in that was taken away
+    for path in (layout.secrets, layout.dropin, layout.dropin.parent):
         try:
             if path.stat().st_mtime > state.exec_main_start:
                 return True
@@ -134,14 +146,18 @@ def stale(layout: Layout, state: UnitState) -> bool:
     return False
 
 
-def serves(layout: Layout, release_id: str, state: UnitState) -> bool:
-    """Whether the unit runs exactly this release, with the secrets and drop-in now on disk."""
+def runs(layout: Layout, release_id: str, state: UnitState) -> bool:
+    """Whether the unit runs this release, and would run it again after a restart."""
     return (
         state.active_state == "active"
         and running_release(state) == release_id
         and release_in_force(layout) == release_id
-        and not stale(layout, state)
     )
+
+
+def serves(layout: Layout, release_id: str, state: UnitState) -> bool:
+    """Whether the unit runs exactly this release, with the secrets and drop-in now on disk."""
+    return runs(layout, release_id, state) and not stale(layout, state)
 
 
 def start(layout: Layout, release: Release, systemd: Systemd, *, check: bool) -> tuple[bool, UnitState]:
@@ -240,14 +256,19 @@ def prune(layout: Layout, *, keep: int, protect: set[str | None], check: bool) -
 def withdraw(layout: Layout, systemd: Systemd, *, check: bool) -> tuple[bool, str | None]:
     """Stop the unit and put the unit file of the release committed last back; it is not started here.
 
+    A unit that firstlight did not write, and one that runs the release committed last, are left alone.
+
     Returns:
         Whether anything changed, and the id of the release now in force (None: there is none).
     """
     service = f"{layout.unit}.service"
     committed = load_state(layout).get("release")
     state = systemd.show(service)
+    if release_in_force(layout) is None and layout.unit_file.exists():
+        return False, committed
     wanted = load(layout, committed) if committed else None
-    if wanted is not None and serves(layout, wanted.id, state):
+    # secrets that were staged and never started with are no reason to stop it
+    if wanted is not None and runs(layout, wanted.id, state):
         return False, wanted.id
     changed = state.running or release_in_force(layout) != committed
     if check or not changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from .host_facts import read as read_host
 from .memory_fit import GIB
 from .preflight_rules import Problem, Wanted, memory_rules, model_rules
 from .release import Layout, compose, diff_of
-from .release_service import Account, ensure_account, release_in_force, stage
+from .release_service import Account, ensure_account, foreign_unit_file, release_in_force, stage
 
 # each of these names a cache that vLLM's parts would otherwise put into HOME or into a shared /tmp
 _CACHES = {
@@ -29,6 +30,8 @@ _CACHES = {
     "NUMBA_CACHE_DIR": "numba",
     "XDG_CACHE_HOME": "xdg",
 }
+# ProtectHome and PrivateTmp put empty folders in the place of these
+_HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - compared only
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,45 @@ def identity(user: str) -> tuple[int, set[int]]:
     return entry.pw_uid, set(os.getgrouplist(user, entry.pw_gid))
 
 
+def _name_free(layout: Layout) -> list[Problem]:
+    """The unit's name must not be another service's, whose file would be overwritten."""
+    path = foreign_unit_file(layout)
+    if path is None:
+        return []
+    if path.resolve() == Path("/dev/null"):
+        return [
+            Problem(
+                "unit-masked", "error", path.name, "the unit is masked, so systemd will not start it.",
+                f"run `systemctl unmask {path.name}`, or give the server another name with vllm_server_unit.",
+            )
+        ]  # fmt: skip
+    return [
+        Problem(
+            "unit-name-taken", "error", "vllm_server_unit", f"{path} is a unit that firstlight did not write.",
+            "set vllm_server_unit to a name of its own; if that unit is the server to replace, name it in"
+            " sglang_stop_units.",
+        )
+    ]  # fmt: skip
+
+
+def _visible(settings: Settings) -> list[Problem]:
+    """What the unit reads must not lie in a folder that its sandbox empties."""
+    shown = [Path(path) for path in re.findall(r"^BindReadOnlyPaths=(\S+)$", settings.unit_text, re.MULTILINE)]
+    problems = []
+    for name in (settings.target, settings.drafter, settings.venv):
+        path = Path(name)
+        hidden = next((parent for parent in _HIDDEN if name and path.is_relative_to(parent)), None)
+        if hidden and not any(path.is_relative_to(parent) for parent in shown):
+            problems.append(
+                Problem(
+                    "path-hidden", "error", "vllm_server_readable_paths",
+                    f"{path} lies under {hidden}, which the unit does not see.",
+                    f"add {path} to vllm_server_readable_paths, or put it elsewhere.",
+                )
+            )  # fmt: skip
+    return problems
+
+
 def _readable(settings: Settings) -> list[Problem]:
     """The service's user must be able to read what it serves; root's own view would hide that."""
     uid, groups = identity(settings.user)
@@ -155,7 +197,8 @@ def stage_release(
     )
     target = read_config(settings.target, "target", check=check)
     drafter = read_config(settings.drafter, "drafter", check=check) if settings.drafter else None
-    memory, problems = None, []
+    memory: dict[str, float] | None = None
+    problems: list[Problem] = []
     if target is not None:
         host = read_host(
             python="/usr/bin/python3", folders=[], port=0, run=lambda argv: (run_command(argv, 30).status, "")
@@ -168,6 +211,7 @@ def stage_release(
             weights_gib=weights_gib(settings.target) + (weights_gib(settings.drafter) if settings.drafter else 0),
         )
         problems = [*model_rules(target, drafter, wanted), *memory_problems, *_readable(settings)]
+    problems += [*_name_free(layout), *_visible(settings)]
     refuse(problems)
     gpus = query() if settings.platform == "cuda" else []
     key = cache_key(
