@@ -76,7 +76,7 @@ class UnitState:
     @property
     def enabled(self) -> bool:
         """Whether it is started at boot of its own accord."""
-        return self.unit_file_state in {"enabled", "enabled-runtime", "linked", "linked-runtime", "alias"}
+        return self.unit_file_state in {"enabled", "enabled-runtime"}
 
     @property
     def exit_text(self) -> str:
