@@ -31,6 +31,7 @@ from .venv_tools import (
     read_interpreter,
     read_marker,
     require_venv_module,
+    write_marker,
 )
 
 MANIFEST = "SHA256SUMS"  # of a wheel folder: the digests of what was built for it, which no public lock can know
@@ -255,7 +256,7 @@ def _install(
         "probes": probes,
         "uv": uv,
     }
-    installer.finish(folder, marker)
+    write_marker(folder, marker)
     return seconds, marker
 
 

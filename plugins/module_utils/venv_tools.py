@@ -235,14 +235,15 @@ class Installer:
         except OSError as error:
             raise explain(str(error), 1, doing=path.name, root=str(self.root), free=free_space(self.root)) from error
 
-    def finish(self, folder: Path, content: Mapping[str, object]) -> None:
-        """Put the marker into a folder, in one step and safe against power loss."""
-        part = folder / f"{MARKER}.part"
-        with part.open("w", encoding="utf-8") as handle:
-            json.dump(content, handle, indent=1, sort_keys=True)
-            handle.flush()
-            os.fsync(handle.fileno())
-        part.replace(folder / MARKER)
+
+def write_marker(folder: Path, content: Mapping[str, object]) -> None:
+    """Put the marker into a folder, in one step and safe against power loss."""
+    part = folder / f"{MARKER}.part"
+    with part.open("w", encoding="utf-8") as handle:
+        json.dump(content, handle, indent=1, sort_keys=True)
+        handle.flush()
+        os.fsync(handle.fileno())
+    part.replace(folder / MARKER)
 
 
 def read_marker(folder: Path) -> dict[str, object] | None:
@@ -290,5 +291,5 @@ def provide_uv(installer: Installer, lock_text: str, python: Interpreter) -> Pat
     installer.write_file(requirements, lock_text.encode())
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
     installer.run([*pip, "--require-hashes", "--requirement", str(requirements)], "uv")
-    installer.finish(folder, {"uv": folder.name})
+    write_marker(folder, {"uv": folder.name})
     return program

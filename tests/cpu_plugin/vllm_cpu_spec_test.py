@@ -6,6 +6,7 @@ handed on as vLLM's GPU runner does it, its off-by-one included, so that a wrong
 """
 # ruff: noqa: N803, PLC0415 -- Triton kernels name their parameters so; vLLM may only be imported once it calls us
 
+import itertools
 import multiprocessing
 import os
 
@@ -98,7 +99,7 @@ def dflash_inputs(
         block = block_table_ptr[request].long()[(positions // block_size).clamp(max=last_block)]
         return block * block_size + positions % block_size
 
-    for request, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for request, (begin, end) in enumerate(itertools.pairwise(starts)):
         context = target_positions_ptr[begin:end].long()
         out_context_positions_ptr[begin:end] = context
         out_context_slot_mapping_ptr[begin:end] = slots(request, context)
