@@ -10,7 +10,7 @@ import pwd
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from . import gpus as gpus_
 from . import processes as processes_
@@ -19,9 +19,10 @@ from .gpus import Gpu, GpuHolder
 from .processes import Listener, Process
 from .systemd import Systemd
 
-#: A process that serves with SGLang: the launcher's module or command, as one or two arguments.
+#: A unit's command that starts SGLang, wherever it stands in it.
 SERVER_COMMAND = re.compile(r"(?:^|[\s/])sglang(?:\.|/)launch_server(?:\.py)?\b|(?:^|[\s/])sglang\s+serve\b")
-#: What SGLang's launcher and its children call themselves.
+_PYTHON = re.compile(r"python[\d.]*$")
+#: What SGLang's children call themselves.
 TITLE = re.compile(r"^sglang::")
 #: Children that Python's multiprocessing starts beside the ones with a title.
 HELPER = re.compile(r"multiprocessing\.(?:spawn|resource_tracker|forkserver)\b")
@@ -146,9 +147,20 @@ def look_at_processes(host: Host) -> View:
 
 
 def serves_sglang(process: Process) -> bool:
-    """Whether a process is SGLang's launcher (HTTP server), by its command line."""
-    text = " ".join(process.cmdline)
-    return bool(SERVER_COMMAND.search(text) or re.match(r"sglang::(?:server|http|launch|tokenizer_manager)", text))
+    """Whether a process is SGLang's launcher (HTTP server), by its command line.
+
+    What is run decides, not what is mentioned: an editor or ``grep`` with the same words is none.
+    """
+    words = list(process.cmdline)
+    if words and _PYTHON.match(PurePath(words[0]).name):
+        words = words[1:]
+        while words and words[0].startswith("-") and words[0] not in {"-m", "-c"}:
+            words = words[2 if words[0] in {"-W", "-X"} else 1 :]
+        if words[:1] == ["-m"]:
+            return words[1:2] == ["sglang.launch_server"] or words[1:3] == ["sglang", "serve"]
+        if words and PurePath(words[0]).parts[-2:] == ("sglang", "launch_server.py"):
+            return True
+    return bool(words) and PurePath(words[0]).name in {"sglang", "sglang.py"} and words[1:2] == ["serve"]
 
 
 def is_sglang(process: Process) -> bool:
