@@ -122,9 +122,7 @@ def read_header(path: str, limit: int = DEFAULT_LIMIT) -> Header:
         body = start[_PREFIX : _PREFIX + length]
         body += _read_exactly(descriptor, length - len(body))
     except OSError as error:
-        _refuse(
-            "unreadable", f"cannot be read: {error.strerror or error}.", path, "check the disk and the file"
-        )
+        _refuse("unreadable", f"cannot be read: {error.strerror or error}.", path, "check the disk and the file")
     finally:
         os.close(descriptor)
     if len(body) < length:
@@ -160,11 +158,7 @@ def _open_regular(path: str) -> tuple[int, int]:
         descriptor = open_nonblocking(path)
     except FileNotFoundError:
         link = Path(path)
-        what = (
-            f"is a link to {link.readlink()}, which does not exist."
-            if link.is_symlink()
-            else "does not exist."
-        )
+        what = f"is a link to {link.readlink()}, which does not exist." if link.is_symlink() else "does not exist."
         _refuse("missing", what, path, "give the path of the drafter's safetensors file or of its folder")
     except PermissionError:
         fix = f"make it readable, for instance chmod a+r {path}"
@@ -278,7 +272,7 @@ def _decode(body: bytes, where: str) -> dict[str, Any]:
         document = json.loads(
             text,
             object_pairs_hook=_unique,
-            parse_int=_short_integer,
+            parse_int=short_integer,
             parse_float=_no_fraction,
             parse_constant=_no_fraction,
         )
@@ -306,16 +300,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _short_integer(digits: str) -> int:
+def short_integer(digits: str) -> int:
+    """Parse a JSON integer of at most 19 digits; more would cost quadratic time and fits no file."""
     if len(digits) > _MAX_DIGITS:
         raise _RefusedError("bad-number", f"its header holds a number of {len(digits)} digits.")
     return int(digits)
 
 
 def _no_fraction(text: str) -> NoReturn:
-    raise _RefusedError(
-        "bad-number", f"its header holds the number {quoted(text, 30)}; sizes and offsets are whole."
-    )
+    raise _RefusedError("bad-number", f"its header holds the number {quoted(text, 30)}; sizes and offsets are whole.")
 
 
 def _tensor(name: str, entry: object, where: str) -> Tensor:
@@ -337,9 +330,7 @@ def _tensor(name: str, entry: object, where: str) -> Tensor:
     if not _is_sizes(shape) or len(shape) > MAX_RANK:
         _refuse("bad-shape", f"tensor '{quoted(name)}' has no legal shape: {quoted(repr(shape))}.", where)
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:  # noqa: PLR2004
-        _refuse(
-            "bad-offsets", f"tensor '{quoted(name)}' has no legal byte range: {quoted(repr(offsets))}.", where
-        )
+        _refuse("bad-offsets", f"tensor '{quoted(name)}' has no legal byte range: {quoted(repr(offsets))}.", where)
     needed = _bytes_of(dtype, shape)
     if offsets[1] - offsets[0] != needed:
         _refuse(
