@@ -61,8 +61,8 @@ class HostFacts:
 
 def os_release(text: str) -> dict[str, str]:
     """Parse ``/etc/os-release``."""
-    pairs = re.findall(r'^([A-Z_]+)="?([^"\n]*)"?\s*$', text, re.MULTILINE)
-    return dict(pairs)
+    pairs = re.findall(r"^([A-Z_]+)=(.*)$", text, re.MULTILINE)
+    return {name: value.strip().strip("\"'") for name, value in pairs}
 
 
 def version(text: str) -> tuple[int, ...]:
