@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .failure_catalogue import BY_ID, NONE, UNKNOWN
 from .failure_catalogue_engine import DIED_SILENTLY, LOW_ACCEPTANCE, START_LIMIT, WRAPPER
-from .failure_kinds import Effect, Kind, Phase
+from .failure_kinds import ANY_OTHER, Effect, Kind, Stage
 from .failure_remedies import Situation, remedy_for
 from .log_lines import split_level
 from .log_scan import Hit, Seen, Start, scan
@@ -22,12 +22,15 @@ from .speculation_log import first_low, taps
 
 _GENERIC = (WRAPPER, DIED_SILENTLY, START_LIMIT)
 
+_LONG_TRACEBACK = 300
+"""Lines before a death in which an error of a server that was ready may be its cause; older ones it outlived."""
+
 # Exceptions that follow a failure somewhere else: they never are the cause.
 _CONSEQUENCE = re.compile(
     r"initialization failed|EngineDeadError|EngineCore encountered|Engine loop has died|failed to start"
     r"|Worker failed with error|RuntimeError: cancelled|CancelledError|EngineGenerateError|Background loop"
     r"|BrokenPipeError|ConnectionResetError|ConnectionRefusedError|KeyboardInterrupt|SystemExit|HTTPException"
-    r"|CalledProcessError|Connection closed by peer|Broken pipe|DistStoreError|ZMQError: (?:Context|Socket)"
+    r"|CalledProcessError|EOFError$|Connection closed by peer|Broken pipe|DistStoreError|ZMQError: (?:Context|Socket)"
     r"|already dead|found no nvidia driver",
     re.IGNORECASE,
 )
@@ -107,12 +110,15 @@ def _judge(start: Start, deployment: Mapping[str, object]) -> Verdict | None:
     end = _end(start)
     dead = _within(start, "dead", ready, end)
     hits = [hit for hit in start.hits if hit.number < end and _can_count(hit, start, ready, dead)]
-    chosen = _choose(hits, failing=dead is not None or ready is None and _in_trouble(start, end))
+    chosen = _choose(
+        hits, starting=ready is None, failing=dead is not None or (ready is None and _in_trouble(start, end))
+    )
     generic = _earliest([hit for hit in hits if hit.kind.id in _GENERIC and not hit.soft])
-    if chosen is None and (dead or generic or ready is None):
-        return _without_cause(start, generic, ready, end, situation)
     if chosen is not None:
         return _verdict(chosen.kind, Seen(chosen.number, chosen.text), situation)
+    if dead or generic or ready is None:
+        failure = _without_cause(start, generic, ready, end, situation)
+        return _WELL if failure is None and start.at("opened") is not None else failure
     return _speculation(start, deployment, situation) or _answering(start) or _WELL
 
 
@@ -149,30 +155,51 @@ def _can_count(hit: Hit, start: Start, ready: int | None, dead: Seen | None) -> 
         return False
     if ready is None:
         return True
-    if hit.number < ready or hit.kind.phase is Phase.START:
+    if hit.number < ready or hit.kind.stage is Stage.START:
         return False
-    return hit.kind.effect is not Effect.STOPS or dead is not None
+    if dead is not None or hit.kind.effect is Effect.SPARES:
+        return True
+    alive = start.last.get("alive")
+    return hit.kind.effect is Effect.KILLS and (alive is None or alive.number < hit.number)
 
 
 def _in_trouble(start: Start, end: int) -> bool:
     return any(start.at(sign) is not None and (start.at(sign) or 0) < end for sign in ("dead", "trouble", "exception"))
 
 
-def _choose(hits: list[Hit], *, failing: bool) -> Hit | None:
-    """The hit that explains the failure best: the root, not what came of it."""
+def _choose(hits: list[Hit], *, starting: bool, failing: bool) -> Hit | None:
+    """The hit that explains the failure best: the root, not what came of it.
+
+    What the server outlives counts only when nothing worse is known; hints, when nothing firm is; and warnings,
+    when the log shows as well that something failed.
+    """
     specific = [hit for hit in hits if hit.kind.id not in _GENERIC]
     firm = [hit for hit in specific if not hit.hint and not hit.soft]
-    fatal = [hit for hit in firm if hit.kind.effect is not Effect.SPARES]
-    for group in (fatal, firm if not failing else [], specific if failing else []):
-        best = _earliest(_not_yielding(group))
-        if best is not None:
-            return best
-    return None
+    told = {hit.kind.id for hit in specific if not hit.soft}
+    groups = [[hit for hit in firm if hit.kind.effect is not Effect.SPARES]]
+    if not failing:
+        groups.append(firm)
+    if failing or starting:
+        groups.append([hit for hit in specific if not hit.soft])
+    if failing:
+        groups.append(specific)
+    candidates = (_earliest(_not_yielding(group, told)) for group in groups)
+    return next((best for best in candidates if best is not None), None)
 
 
-def _not_yielding(hits: list[Hit]) -> list[Hit]:
+def _not_yielding(hits: list[Hit], told: set[str]) -> list[Hit]:
+    """The hits of kinds that no other kind explains better.
+
+    Args:
+        hits: those among which one is to be chosen.
+        told: all kinds that the log points to, be it by a hint.
+    """
     ids = {hit.kind.id for hit in hits}
-    return [hit for hit in hits if not ids.intersection(hit.kind.yields_to)]
+    return [
+        hit
+        for hit in hits
+        if not ids.intersection(hit.kind.yields_to) and not (ANY_OTHER in hit.kind.yields_to and told - {hit.kind.id})
+    ]
 
 
 def _earliest(hits: list[Hit]) -> Hit | None:
@@ -187,10 +214,12 @@ def _without_cause(
     start: Start, generic: Hit | None, ready: int | None, end: int, situation: Situation
 ) -> Verdict | None:
     """The verdict when no specific kind fits: the wrapper, a silent death, or an error nobody knows."""
-    stranger = next(
-        (seen for seen in start.kept.get("exception", []) if (ready or 0) < seen.number < end and _cause(seen)), None
-    )
-    if generic is not None and (stranger is None or stranger.number > generic.number and generic.kind.id != WRAPPER):
+    died_at = start.at("dead")
+    low = 0 if ready is None else max(ready, (died_at or 0) - _LONG_TRACEBACK)
+    strangers = (seen for seen in start.kept.get("exception", []) if low < seen.number < end and _cause(seen))
+    stranger = next(strangers, None)
+    told_first = stranger is None or (generic is not None and generic.number < stranger.number)
+    if generic is not None and (stranger is None or (told_first and generic.kind.id != WRAPPER)):
         died = [hit for hit in start.hits if hit.kind.id == DIED_SILENTLY and hit.number < end and not hit.soft]
         best = died[0] if died and generic.kind.id == WRAPPER else generic
         return _verdict(best.kind, Seen(best.number, best.text), situation)
@@ -300,31 +329,34 @@ def diagnose_unit(
 
 
 def _by_systemd(result: str, code: str, status: int, load_state: str, unit: str) -> Verdict | None:
+    kind = _kind_by_systemd(result, code, status)
     if load_state in ("masked", "not-found", "bad-setting", "error"):
         remedy = f"Run systemctl unmask {unit}." if load_state == "masked" else f"Run systemctl status {unit}."
-        return Verdict(UNKNOWN, None, "", f"systemd does not start {unit}: it is {load_state}.", remedy)
-    if result == "oom-kill":
-        return _plain("killed-by-oom")
-    if result == "start-limit-hit":
-        return _plain(START_LIMIT)
-    if code == "exited" and status == _BAD_ARGUMENTS:
-        return _plain("flag-rejected")
+        return _told(f"systemd does not start {unit}: it is {load_state}.", remedy)
+    if kind is not None:
+        return Verdict(kind, None, "", BY_ID[kind].cause, BY_ID[kind].remedy)
+    look = f"Run systemctl status {unit}, and correct what its last lines name."
     if code == "exited" and status in _SYSTEMD_STATUS:
-        cause = f"systemd could not start {unit}: {_SYSTEMD_STATUS[status]} (status {status})."
-        return Verdict(UNKNOWN, None, "", cause, f"Run systemctl status {unit}, and correct what its last lines name.")
-    if code == "dumped" or (code == "killed" and status == _SIGKILL and result == "signal"):
-        return _plain(DIED_SILENTLY)
+        return _told(f"systemd could not start {unit}: {_SYSTEMD_STATUS[status]} (status {status}).", look)
     if result == "timeout":
-        cause = f"systemd ended {unit} because it did not start or stop in time."
-        return Verdict(
-            UNKNOWN, None, "", cause, "Raise vllm_server_stop_timeout_s, or read what it was doing in its log."
-        )
+        return _told(f"systemd ended {unit} because it did not start or stop in time.", look)
     if result not in ("", "success"):
-        cause = f"{unit} ended with result {result} ({code or 'no exit code'}, status {status}), and its log names no cause."
-        return Verdict(UNKNOWN, None, "", cause, f"Read the whole journal of the start: journalctl -u {unit}.")
+        how = f"{code} {status}" if code else "no exit status"
+        return _told(f"{unit} ended with result {result} ({how}), and its log names no cause.", look)
     return None
 
 
-def _plain(kind_id: str) -> Verdict:
-    kind = BY_ID[kind_id]
-    return Verdict(kind.id, None, "", kind.cause, kind.remedy)
+def _kind_by_systemd(result: str, code: str, status: int) -> str | None:
+    if result == "oom-kill":
+        return "killed-by-oom"
+    if result == "start-limit-hit":
+        return START_LIMIT
+    if code == "exited" and status == _BAD_ARGUMENTS:
+        return "flag-rejected"
+    if code == "dumped" or (code == "killed" and status == _SIGKILL and result == "signal"):
+        return DIED_SILENTLY
+    return None
+
+
+def _told(cause: str, remedy: str) -> Verdict:
+    return Verdict(UNKNOWN, None, "", cause, remedy)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from .failure_kinds import Kind, Matcher, Phase
+from .failure_kinds import ANY_OTHER, Kind, Matcher, Stage
 
 _COMPILER = r"(?:gcc|g\+\+|cc|c\+\+|clang(?:\+\+)?|x86_64-linux-gnu-g(?:cc|\+\+)|aarch64-linux-gnu-g(?:cc|\+\+))"
 _CUDA_LIBRARY = (
     r"lib(?:cudart|cublas|cublasLt|cudnn|cusparse|cusparseLt|cusolver|nvrtc|cufft|curand|nccl|nvJitLink|cupti"
     r"|nvToolsExt|cufile|nvshmem)[-\w]{0,60}\.so[.\d]{0,20}"
 )
+_TORCH_LIBRARY = r"lib(?:torch|c10)\w{0,60}\.so[.\d]{0,20}"
 
 BUILD = (
     Kind(
@@ -106,20 +107,7 @@ BUILD = (
             Matcher("/cached_ops/"),
             Matcher("ninja build failed"),
         ),
-        yields_to=(
-            "nvcc-missing",
-            "cuda-home-malformed",
-            "ninja-not-on-path",
-            "cuda-headers-missing",
-            "c-compiler-missing",
-            "python-headers-missing",
-            "ptxas-too-old",
-            "disk-full",
-            "home-unset",
-            "cache-dir-not-writable",
-            "killed-by-oom",
-            "torch-build-mismatch",
-        ),
+        yields_to=(ANY_OTHER,),
     ),
     Kind(
         "ptxas-too-old",
@@ -193,15 +181,15 @@ VERSION = (
         "Let vllm_install make a fresh venv from its lock (set vllm_install_state: reinstalled or remove the venv "
         "that the traceback names); never upgrade torch alone.",
         (
-            Matcher("undefined symbol", r"\.so[.\d]{0,20}: undefined symbol", never=r"flash_attn"),
+            Matcher("undefined symbol", r"\.so[.\d]{0,20}: undefined symbol", never=r"(?<!vllm_)flash_attn"),
             Matcher("cannot open shared object file", rf"\b{_CUDA_LIBRARY}: cannot open shared object"),
             Matcher(
                 "cannot open shared object file",
-                r"\blib(?:torch|c10)\w{0,60}\.so[.\d]{0,20}: cannot open shared object",
+                rf"\b{_TORCH_LIBRARY}: cannot open shared object",
             ),
             Matcher(
                 ".so",
-                rf"(?:{_CUDA_LIBRARY}|lib(?:torch|c10)\w{{0,60}}\.so[.\d]{{0,20}}): version .{{1,40}} not (?:found|defined)",
+                rf"(?:{_CUDA_LIBRARY}|{_TORCH_LIBRARY}): version .{{1,40}} not (?:found|defined)",
             ),
             Matcher("_opnamespace", r"'_OpNamespace' '_(?:C|moe_C|vllm_\w+)\w*' object has no attribute"),
             Matcher("operator torchvision::nms does not exist"),
@@ -218,7 +206,7 @@ VERSION = (
         (
             Matcher("flash_attn", r"flash_attn_\w{0,20}cuda[\w.-]{0,120}\.so"),
             Matcher("flash_attn_2_cuda"),
-            Matcher("flash_attn_interface import"),
+            Matcher("flash_attn_interface import", r"(?<!vllm_)flash_attn\.flash_attn_interface import"),
             Matcher("undefined symbol", r"/flash_attn[\w/.-]{0,200}\.so[\w.]{0,20}: undefined symbol"),
         ),
         yields_to=("flash-attn-4-only",),
@@ -299,6 +287,6 @@ VERSION = (
             Matcher("backend", r"Could not run '[\w:.]+' with arguments from the 'CPU' backend"),
             Matcher("speculative", r"Speculative \w+ is not (?:yet )?supported (?:on|for|with) (?:the )?CPU"),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
 )

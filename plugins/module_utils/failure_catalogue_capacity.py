@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from .failure_kinds import Effect, Kind, Matcher, Phase
+from .failure_kinds import Effect, Kind, Matcher, Stage
+
+_SHARED_MEMORY = r"/dev/shm|/psm_"  # noqa: S108 (names what a log says, opens nothing)
+# processes of a server, and the compilers that it runs, as the kernel names them
+_OURS = r"(?:[^)]*vllm[^)]*|python[\d.]*|pt_\w+|ray[\w:]*|EngineCore[^)]*|Worker[^)]*|cicc|nvcc|ptxas|cc1\w*)"
 
 CAPACITY = (
     Kind(
@@ -63,7 +67,10 @@ CAPACITY = (
             Matcher("super().capture_end()", hint=True),
             Matcher(
                 "out of memory. tried to allocate",
-                near=r"capture_end|capture_model|_capture_cudagraphs|graph_capture|Capturing CUDA graph|cuda_?graph\.py",
+                near=r"capture_end|capture_model|_capture_cudagraphs|graph_capture|cuda_?graph\.py|compile_or_warm_up_model",
+            ),
+            Matcher(
+                "out of memory. tried to allocate", after=("gpu kv cache size:", "capturing cuda", "# gpu blocks:")
             ),
             Matcher("out of memory occurred when warming up sampler"),
         ),
@@ -104,7 +111,7 @@ CAPACITY = (
             Matcher("out of shared memory", r"might be out of shared memory|workers are out of shared memory"),
             Matcher("unable to allocate shared memory(shm)"),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
     Kind(
         "disk-full",
@@ -113,13 +120,13 @@ CAPACITY = (
         "Free space on that file system, or move the caches: vllm_server_environment: {HF_HOME: ..., "
         "VLLM_CACHE_ROOT: ...} on a larger disk.",
         (
-            Matcher("no space left on device", never=r"/dev/shm|/psm_"),
+            Matcher("no space left on device", never=_SHARED_MEMORY),
             Matcher("storagefull"),
             Matcher("disk quota exceeded"),
             Matcher("not enough free disk space to download", hint=True, any_level=True),
         ),
         yields_to=("shm-too-small",),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
     Kind(
         "killed-by-oom",
@@ -131,16 +138,17 @@ CAPACITY = (
             Matcher("killed by the oom killer", any_level=True),
             Matcher(
                 "out of memory: killed process",
-                r"killed process \d+ \((?:.*vllm.*|python[\d.]*|pt_\w+|ray\w*|EngineCore.*|Worker.*|cicc|nvcc|ptxas|cc1\w*)\)",
+                rf"killed process \d+ \({_OURS}\)",
                 any_level=True,
             ),
             Matcher(
                 "oom-kill:constraint", r"task=(?:\S*vllm\S*|python[\d.]*|pt_\w+|EngineCore|Worker)", any_level=True
             ),
+            Matcher("out of memory: killed process", never=r"killed process \d+ \(", hint=True, any_level=True),
             Matcher("killed due to memory pressure (oom)"),
             Matcher("oomkilled", any_level=True),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
     Kind(
@@ -158,6 +166,6 @@ CAPACITY = (
             Matcher("thread creation failed", r"libgomp: Thread creation failed"),
             Matcher("blockingioerror: [errno 11]", hint=True),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
 )

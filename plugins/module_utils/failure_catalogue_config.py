@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .failure_kinds import Effect, Kind, Matcher, Phase
+from .failure_kinds import Effect, Kind, Matcher, Stage
 
 _SPECULATIVE = r"validation errors? for SpeculativeConfig|create_speculative_config"
 _OTHER_CONFIG = r"validation errors? for (?!SpeculativeConfig)\w+"
@@ -20,7 +20,7 @@ CONFIG = (
             ),
             Matcher("out of considered ranges"),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
     Kind(
         "batched-tokens-too-small",
@@ -54,7 +54,7 @@ CONFIG = (
             Matcher("invalid choice:"),
             Matcher("invalid tool call parser:"),
             Matcher("reasoning parser '", r"reasoning parser '[^']*' not found"),
-            Matcher("input should be", r"Input should be (?:less|greater) than", near=_OTHER_CONFIG),
+            Matcher("input should be", r"Input should be (?:less|greater) than"),
             Matcher("input should be", near=_OTHER_CONFIG, hint=True),
             Matcher("unexpected keyword argument", near=_OTHER_CONFIG, hint=True),
             Matcher("error: argument", r"\berror: argument -{1,2}[\w/, -]+: "),
@@ -99,7 +99,7 @@ CONFIG = (
             Matcher("must be divisible by n_predict"),
             Matcher("): invalid configuration argument"),
             Matcher("unexpected keyword argument", r"Unexpected keyword argument \[type=", near=_SPECULATIVE),
-            Matcher("unexpected keyword argument", r"^Unexpected keyword argument", hint=True),
+            Matcher("unexpected keyword argument", r"^Unexpected keyword argument|argument \[type=", hint=True),
             Matcher("input should be", near=_SPECULATIVE),
             Matcher("speculative", r"(?:unsupported|unknown|invalid) speculative (?:method|decoding method)"),
             Matcher("num_speculative_tokens", r"num_speculative_tokens\S* .{0,40}(?:must be|should be|is required)"),
@@ -164,7 +164,7 @@ CONFIG = (
             Matcher("e4m3", r"(?:Feature|cvt).{0,60}e4m3\w*.{0,60}(?:requires|not supported on) \.target"),
         ),
         yields_to=("drafter-fp8-attention",),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
     Kind(
         "env-var-malformed",
@@ -204,7 +204,7 @@ CONFIG = (
             Matcher("start request repeated too quickly", any_level=True),
             Matcher("start-limit-hit", any_level=True),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
     Kind(
@@ -222,7 +222,7 @@ CONFIG = (
         "Set vllm_server_extra_args: {mamba-ssm-cache-dtype: float32}, or put mamba_ssm_dtype float32 into the "
         "text_config of the target's config.json.",
         (Matcher("initial_state dtype mismatch"),),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
 )
 
@@ -237,12 +237,14 @@ NETWORK = (
             Matcher("error while attempting to bind on address", never=r"permission denied|cannot assign"),
         ),
         yields_to=("rendezvous-port-in-use",),
+        stage=Stage.ANY,  # uvicorn says that the application has started, and binds the port after that
+        effect=Effect.KILLS,
     ),
     Kind(
         "rendezvous-port-in-use",
         "network",
         "A port that the workers use among themselves is taken; the HTTP port is not at fault.",
-        "Remove VLLM_PORT and MASTER_PORT from vllm_server_environment and end workers left over from an earlier start.",
+        "Remove VLLM_PORT and MASTER_PORT from vllm_server_environment and end the workers of an earlier start.",
         (
             Matcher("the server socket has failed to listen on any local network address"),
             Matcher("eaddrinuse"),
@@ -259,6 +261,7 @@ NETWORK = (
             Matcher("trying to access a gated repo"),
             Matcher("cannot access gated repo"),
             Matcher("gatedrepoerror"),
+            Matcher("access to public gated repositories"),
             Matcher("you are not in the authorized list"),
             Matcher("access to model", r"Access to model \S+ is restricted"),
             Matcher("is awaiting a review"),
@@ -295,7 +298,7 @@ NETWORK = (
             Matcher("nccl error", r"NCCL error.{0,160}(?:internal error|remote process exited)", hint=True),
         ),
         yields_to=("shm-too-small", "custom-all-reduce-failed", "gpu-oom-weights", "tp-exceeds-gpus"),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
 )

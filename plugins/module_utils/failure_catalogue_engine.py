@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .failure_kinds import Effect, Kind, Matcher, Phase
+from .failure_kinds import Effect, Kind, Matcher, Stage
 
 WRAPPER = "engine-wrapper-only"
 DIED_SILENTLY = "engine-died-silently"
@@ -27,7 +27,7 @@ ENGINE = (
             Matcher("background loop has errored already"),
             Matcher("enginecore failed to start", hint=True),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
     Kind(
@@ -37,13 +37,16 @@ ENGINE = (
         "code.",
         "Look in journalctl -k and coredumpctl at that second for what ended the process, and remove it.",
         (
-            Matcher("died unexpectedly", r"(?:proc|worker|engine|process)\b.{0,80} died unexpectedly"),
+            Matcher(
+                "died unexpectedly", r"(?:proc|worker|engine|process)\b.{0,80} died unexpectedly|unexpectedly, shutting"
+            ),
+            Matcher("worker died (-", r"worker died \(-\d+\)"),
             Matcher("failed core proc(s)", r"Failed core proc\(s\): \{[^}]*: -\d+"),
             Matcher("segfault encountered", any_level=True),
             Matcher("segmentation fault", any_level=True),
             Matcher("code=dumped", any_level=True),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
     Kind(
@@ -60,7 +63,7 @@ ENGINE = (
                 hint=True,
             ),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
     Kind(
@@ -82,7 +85,7 @@ ENGINE = (
             "drafter-fa2-sm12x",
             "gpu-arch-not-in-wheel",
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
     Kind(
@@ -94,14 +97,14 @@ ENGINE = (
             Matcher("corrupted compilation artifact"),
             Matcher("failed to get the hash of the compiled graph"),
             Matcher("expected tensors only, but got"),
-            Matcher("assertionerror: expected size", r"AssertionError: expected size \d+\s*==\s*\d+"),
+            Matcher("assertionerror: expected size"),
             Matcher(
                 "error: ",
                 r"(?:EOFError: Ran out of input|UnpicklingError|pickle data was truncated)",
                 near=r"torch_compile_cache|torch_aot_compile|vllm/compilation",
             ),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
     Kind(
         "engine-start-timeout",
@@ -125,7 +128,7 @@ RUNTIME = (
         "Take min_p and logit_bias out of the client, or set vllm_server_extra_args: {override-generation-config: "
         "{min_p: 0}}.",
         (Matcher("sampling parameters are not yet supported with speculative decoding", any_level=True),),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.SPARES,
     ),
     Kind(
@@ -139,7 +142,7 @@ RUNTIME = (
             Matcher("xgrammar/compiler.py"),
             Matcher("structured_output/backend_", hint=True),
         ),
-        phase=Phase.SERVE,
+        stage=Stage.SERVE,
     ),
     Kind(
         "gpu-index-out-of-bounds",
@@ -152,8 +155,8 @@ RUNTIME = (
             Matcher("index out of bounds: 0 <="),
             Matcher("assertion `", r"Assertion `(?:srcIndex < srcSelectDimSize|ind >=\s*0 && ind < ind_dim_size)"),
         ),
-        yields_to=("spec-batched-tokens-too-small", "drafter-fa2-sm12x"),
-        phase=Phase.ANY,
+        yields_to=("spec-batched-tokens-too-small",),
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from .failure_kinds import Effect, Kind, Matcher, Phase
+from .failure_kinds import Effect, Kind, Matcher, Stage
 
 _MODEL_JSON = (
     r"config\.json|tokenizer|from_pretrained|get_config|_dict_from_json_file|\.index\.json|speculators"
     r"|transformers/|generation_config|load_vocab|preprocessor"
 )
+_QUOTED = r"(?:PosixPath\()?['\"]"
+_DENIED = rf"(?:Permission denied|Read-only file system|No such file or directory): {_QUOTED}"
 _DRAFTING = r"drafter|dflash|spec_decode|speculat|eagle|_build_context_kv|DraftModel"
 
 FILES = (
@@ -26,7 +28,8 @@ FILES = (
             Matcher("config.json", r"(?:No such file or directory|Entry Not Found|not found).{0,200}/config\.json"),
             Matcher(
                 "permission denied: '",
-                r"Permission denied: '(?!\S{0,300}(?:cache|/\.))[^']{0,300}/(?:[\w.-]{0,60}config\.json|tokenizer[\w.]{0,40}|[\w.-]{1,100}\.safetensors)'",
+                r"Permission denied: '(?!\S{0,300}(?:cache|/\.))[^']{0,300}/"
+                r"(?:[\w.-]{0,60}config\.json|tokenizer[\w.]{0,40}|[\w.-]{1,100}\.safetensors)'",
             ),
             Matcher("is not a valid git identifier"),
             Matcher("can't load the configuration of", hint=True),
@@ -66,7 +69,7 @@ FILES = (
         "truncated-weights",
         "files",
         "A weight file is shorter than its header says, so a download or copy stopped half-way.",
-        "Compare size and sha256 with the hub, delete the short file and place it again (a new run of firstlight does).",
+        "Compare size and sha256 with the hub, delete the short file and place it again (a new run does).",
         (
             Matcher("metadataincompletebuffer"),
             Matcher("incomplete metadata, file not fully covered"),
@@ -103,11 +106,12 @@ FILES = (
             Matcher("mat1 and mat2 shapes cannot be multiplied"),
             Matcher(
                 "keyerror: '",
-                r"KeyError: '[\w.]{0,120}(?:layers|embed_tokens|lm_head|norm|proj|experts)[\w.]{0,120}(?:weight|bias|scale)\w{0,40}'",
+                r"KeyError: '[\w.]{0,120}(?:layers|embed_tokens|lm_head|norm|proj|experts)[\w.]{0,120}"
+                r"(?:weight|bias|scale)\w{0,40}'",
             ),
         ),
         yields_to=("drafter-config-incomplete", "truncated-weights"),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
     Kind(
         "tokenizer-files-missing",
@@ -122,7 +126,7 @@ FILES = (
                 absent=('/completions http/1.1" 200',),
             ),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
         effect=Effect.SPARES,
     ),
 )
@@ -136,10 +140,10 @@ PERMISSION = (
         "vllm_server_environment: {VLLM_CACHE_ROOT: ..., TRITON_CACHE_DIR: ..., HF_HOME: ...}.",
         (
             Matcher(
-                "permission denied: '", r"(?:\[Errno 13\] |PermissionError.*)Permission denied: '/", never=r"'/dev/"
+                "permission denied: ", rf"\[(?:Errno|error) 13\] Permission denied: {_QUOTED}/", never=r"['\"]/dev/"
             ),
             Matcher("cache directory not found"),
-            Matcher("read-only file system: '", r"Read-only file system: '/"),
+            Matcher("read-only file system: ", rf"Read-only file system: {_QUOTED}/"),
             Matcher("permission denied (os error 13)"),
             Matcher("not writable", r"(?:cache|directory)\b.{0,80} (?:is )?not writable"),
         ),
@@ -152,11 +156,9 @@ PERMISSION = (
         "Set vllm_server_environment: {HOME: /var/lib/vllm, XDG_CACHE_HOME: /var/cache/vllm} with directories that "
         "the service user owns.",
         (
-            Matcher("'/.", r"(?:Permission denied|Read-only file system|No such file or directory):? '/\.\w"),
-            Matcher(
-                "'/nonexistent",
-                r"(?:Permission denied|No such file or directory|Read-only file system):? '/nonexistent",
-            ),
+            Matcher("/.", rf"{_DENIED}/\.\w"),
+            Matcher("/nonexistent", rf"{_DENIED}/nonexistent"),
+            Matcher("cannot create directory", r"cannot create directory .?/(?:\.\w|nonexistent)"),
             Matcher("could not determine home directory"),
             Matcher("getpwuid(): uid not found", hint=True),
         ),
@@ -207,9 +209,12 @@ DRAFTER = (
         "The drafter's non-causal attention runs on a FlashAttention-2 kernel that asserts on this GPU generation.",
         "Set attention_backend to TRITON_ATTN or FLASHINFER inside speculative-config (vllm_server_extra_args; vLLM "
         "0.24 or newer), or serve without the drafter.",
-        (Matcher("_vllm_fa2_c.varlen_fwd"), Matcher("_vllm_fa2_c", near=r"device-side assert", hint=True)),
-        yields_to=("custom-all-reduce-failed",),
-        phase=Phase.ANY,
+        (
+            Matcher("_vllm_fa2_c.varlen_fwd", near=r"device-side assert"),
+            Matcher("_vllm_fa2_c.varlen_fwd", hint=True),
+        ),
+        yields_to=("custom-all-reduce-failed", "gpu-index-out-of-bounds", "gpu-arch-not-in-wheel"),
+        stage=Stage.ANY,
         effect=Effect.KILLS,
     ),
     Kind(
@@ -221,7 +226,7 @@ DRAFTER = (
             Matcher("expected mat1 and mat2 to have the same dtype"),
             Matcher("mat1 and mat2 must have the same dtype"),
         ),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
     Kind(
         "drafter-quantized",
@@ -239,7 +244,7 @@ DRAFTER = (
         "The server runs, but nearly every drafted token is refused: the drafter sees the wrong hidden states.",
         "Correct drafter_target_layer_ids, drafter_mask_token_id and the drafter's layer_types (before vLLM 0.22 "
         "eagle_aux_hidden_state_layer_ids must be each id plus one), and start with an empty compile cache.",
-        phase=Phase.SERVE,
+        stage=Stage.SERVE,
         effect=Effect.SPARES,
     ),
     Kind(
@@ -248,7 +253,7 @@ DRAFTER = (
         "The target's checkpoint forces an FP8 cache, and the drafter's attention kernel cannot take FP8 queries.",
         "Serve a bf16 or compressed-tensors target in place of the checkpoint with the FP8 cache.",
         (Matcher("fp8 tensor core is not supported in fa2 backend"),),
-        phase=Phase.ANY,
+        stage=Stage.ANY,
     ),
     Kind(
         "drafter-config-incomplete",

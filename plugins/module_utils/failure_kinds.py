@@ -11,7 +11,7 @@ from enum import Enum
 AREAS = ("build-env", "version", "capacity", "config", "network", "files", "permission", "drafter", "engine", "runtime")
 
 
-class Phase(Enum):
+class Stage(Enum):
     """The part of a server's life in which a kind of failure can strike."""
 
     START = "start"
@@ -42,6 +42,7 @@ class Matcher:
         near: regular expression that a line close by must match: at most ``REACH`` lines away.
         never: regular expression that must not match the line.
         absent: lower-case words that must occur nowhere in the log of this start.
+        after: lower-case words of which one must occur earlier in the log of this start; empty accepts all.
         hint: the words are also found beside other failures: they decide only when nothing stronger was found.
         any_level: a line logged as information or warning counts like an error.
     """
@@ -51,6 +52,7 @@ class Matcher:
     near: str = ""
     never: str = ""
     absent: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
     hint: bool = False
     any_level: bool = False
 
@@ -65,8 +67,8 @@ class Kind:
         cause: one sentence, what went wrong.
         remedy: one sentence, what to do, in the names of firstlight's variables.
         matchers: the wordings that point here.
-        yields_to: kinds that are the better explanation when the log shows them as well.
-        phase: when the failure can strike.
+        yields_to: kinds that are the better explanation when the log shows them as well; ``ANY_OTHER`` for all.
+        stage: when the failure can strike.
         effect: what it does to the server.
     """
 
@@ -76,9 +78,11 @@ class Kind:
     remedy: str
     matchers: tuple[Matcher, ...] = field(default=())
     yields_to: tuple[str, ...] = ()
-    phase: Phase = Phase.START
+    stage: Stage = Stage.START
     effect: Effect = Effect.STOPS
 
 
-REACH = 40
+REACH = 60
 """How many lines away a ``near`` pattern may match."""
+ANY_OTHER = "*"
+"""In ``yields_to``: every other kind explains the failure better."""

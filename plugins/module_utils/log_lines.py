@@ -16,6 +16,7 @@ LINE_LIMIT = 1 << 20
 WINDOW = 4096
 """Characters of a line that patterns are tried on."""
 
+_BYTES = 256
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _WRAPPER = re.compile(
     r"[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)? \S{1,80} [^\s:]{1,80}: ?"  # syslog, journalctl -o short
@@ -68,7 +69,7 @@ def _unwrap(text: str) -> str:
         return text
     message = envelope.get("log", envelope.get("MESSAGE")) if isinstance(envelope, dict) else None
     if isinstance(message, list):  # journald writes bytes that are no UTF-8 as a list of numbers
-        message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode(errors="replace")
+        message = bytes(byte for byte in message if byte in range(_BYTES)).decode(errors="replace")
     return message.rstrip("\r\n") if isinstance(message, str) else text
 
 

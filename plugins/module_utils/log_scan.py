@@ -34,7 +34,9 @@ _SIGNS: tuple[tuple[str, str, str], ...] = (
     ("shutdown", "shutdown initiated", ""),
     ("shutdown", "shutting down", r"INFO:\s+Shutting down"),
     ("shutdown", "sigterm", r"received (?:signal )?SIGTERM|SIGTERM received"),
-    ("shutdown", "]: stopping ", r"systemd\[\d+\]: Stopping "),
+    ("shutdown", "stopping ", r"systemd\[\d+\]: Stopping |^Stopping \S+\.service"),
+    ("shutdown", "shutting down fastapi http server", ""),
+    ("opened", "starting vllm ", r"Starting vLLM (?:API )?server"),
     ("dead", "enginedeaderror", ""),
     ("dead", "encountered a fatal error", ""),
     ("dead", "engine loop has died", ""),
@@ -60,6 +62,8 @@ _SIGNS: tuple[tuple[str, str, str], ...] = (
     ("exception", "assertionerror", r"^AssertionError\b"),
     ("metrics", "specdecoding metrics", ""),
     ("taps", "using auxiliary layers from", ""),
+    ("variable", "getenv(", ""),
+    ("variable", "environ[", ""),
     ("arguments", "non-default args:", ""),
     ("chunked", "enabled with max_num_batched_tokens=", ""),
 )
@@ -104,7 +108,7 @@ class Start:
         first: for each sign, the first line that shows it.
         last: for each sign, the last line that shows it.
         kept: for some signs all lines, up to a bound.
-        words: words asked for by matchers' ``absent``, with the number of their first line.
+        words: words asked for by matchers' ``absent`` and ``after``, with the number of their first line.
         lines: how many lines belong to this start.
     """
 
@@ -202,10 +206,12 @@ def _read(starts: list[Start], number: int, line: str, words: list[str], window:
         if name in ("exception", "metrics", "taps") and len(start.kept.setdefault(name, [])) < _KEPT:
             start.kept[name].append(seen)
     for word in words:
-        if word in _ABSENT:
+        if word in _REMEMBERED:
             start.words.setdefault(word, number)
         for kind, matcher in _MATCHERS.get(word, ()):
             if loudness == QUIET and not matcher.any_level:
+                continue
+            if matcher.after and not any(start.words.get(other, number) < number for other in matcher.after):
                 continue
             if _matches(matcher, body, window):
                 soft = loudness == SOFT and not matcher.any_level
@@ -249,5 +255,7 @@ _MATCHERS: dict[str, list[tuple[Kind, Matcher]]] = {}
 for _kind in KINDS:
     for _matcher in _kind.matchers:
         _MATCHERS.setdefault(_matcher.text, []).append((_kind, _matcher))
-_ABSENT = frozenset(word for kind in KINDS for matcher in kind.matchers for word in matcher.absent)
-_WORDS = tuple(sorted({*_MATCHERS, *_ABSENT, *(word for _, word, _ in _SIGNS)}))
+_REMEMBERED = frozenset(
+    word for kind in KINDS for matcher in kind.matchers for word in (*matcher.absent, *matcher.after)
+)
+_WORDS = tuple(sorted({*_MATCHERS, *_REMEMBERED, *(word for _, word, _ in _SIGNS)}))

@@ -17,6 +17,7 @@ LOW_LENGTH = 1.5
 """Mean acceptance length below which a drafter of several tokens does nothing worth having."""
 _ENOUGH_DRAFTS = 20
 _LATER_SHARE = 0.1
+_FEWEST_TOKENS = 3
 
 
 def first_low(lines: Iterable[Seen]) -> Seen | None:
@@ -46,7 +47,7 @@ def _counts(text: str) -> tuple[float, float, float] | None:
     if not (rates_found and drafted_found and accepted_found):
         return None
     rates = [float(rate) for rate in rates_found[1].split(", ") if rate.count(".") <= 1 and rate != "."]
-    if len(rates) < 3 or not int(drafted_found[1]):
+    if len(rates) < _FEWEST_TOKENS or not int(drafted_found[1]):
         return None
     drafts = int(drafted_found[1]) / len(rates)
     return drafts, float(accepted_found[1]), sum(rates[1:]) * drafts
