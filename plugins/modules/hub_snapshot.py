@@ -67,6 +67,12 @@ options:
     description: Environment variables for the fetch, like C(HTTPS_PROXY).
     type: dict
     default: {}
+  weights_only:
+    description:
+      - The repository holds a drafter, which has no tokenizer and may lack a configuration; the fetched folder is
+        then not judged as a model.
+    type: bool
+    default: false
   variable:
     description: Prefix of the variables that messages name.
     type: str
@@ -151,13 +157,14 @@ ARGUMENTS = {
     "workers": {"type": "int", "default": 8},
     "offline": {"type": "bool", "default": False},
     "environment": {"type": "dict", "default": {}},
+    "weights_only": {"type": "bool", "default": False},
     "variable": {"type": "str", "default": "model"},
 }
 
 
 def snapshot_of(params: dict[str, Any]) -> Snapshot:
     """Turn the module's parameters into a snapshot."""
-    given = {name: value for name, value in params.items() if name != "path"}
+    given = {name: value for name, value in params.items() if name not in {"path", "weights_only"}}
     given["allow"], given["ignore"] = tuple(given["allow"]), tuple(given["ignore"])
     given["environment"] = {str(name): str(value) for name, value in given["environment"].items()}
     return Snapshot(**given)
@@ -191,6 +198,16 @@ def provide(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
             since = time.monotonic()
             fetch(snapshot)
             seconds = round(time.monotonic() - since, 3)
+    if params.get("weights_only"):
+        # the module drafter_config looks at these, and closer
+        return {
+            "changed": changed,
+            "path": path,
+            "architectures": [],
+            "weights": [],
+            "weight_bytes": 0,
+            "seconds": seconds,
+        }
     model = inspect_model(path, variable=f"{variable}_path")
     return {
         "changed": changed,
