@@ -44,3 +44,5 @@ podman_settings
 [ -f "$LAB/id_lab" ] || ssh-keygen -q -t ed25519 -N '' -C firstlight-lab -f "$LAB/id_lab"
 podman network exists "$NETWORK" || step "network $SUBNET" podman network create --subnet "$SUBNET" "$NETWORK"
 step "image $IMAGE" "$here/image.sh"
+# the plugin that lets vLLM's CPU build speculate, as the wheel that the test inventories name
+python3 "$here/../cpu_plugin/build_wheel.py" "$LAB/wheels" >/dev/null
