@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .failure_catalogue import BY_ID, NONE, UNKNOWN
 from .failure_catalogue_engine import DIED_SILENTLY, LOW_ACCEPTANCE, START_LIMIT, WRAPPER
@@ -115,7 +115,7 @@ def _judge(start: Start, deployment: Mapping[str, object]) -> Verdict | None:
     )
     generic = _earliest([hit for hit in hits if hit.kind.id in _GENERIC and not hit.soft])
     if chosen is not None:
-        return _verdict(chosen.kind, Seen(chosen.number, chosen.text), situation)
+        return _verdict(chosen.kind, Seen(chosen.number, chosen.text), replace(situation, before=chosen.before))
     if dead or generic or ready is None:
         failure = _without_cause(start, generic, ready, end, situation)
         return _WELL if failure is None and start.at("opened") is not None else failure

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .failure_kinds import Kind
+from .log_lines import split_level
 from .log_scan import Start
 from .speculation_log import taps
 
 AMPLE_BATCHED_TOKENS = 32768
 """``max_num_batched_tokens`` that leaves room for any sensible number of sequences and drafted tokens."""
+_MOST_DEFAULT_SEQUENCES = 1024
 _HIGH_UTILIZATION = 0.95
 _ARGUMENTS = re.compile(r"non-default args: (\{.{1,20000}\})")
 _CHUNKED = re.compile(r"max_num_batched_tokens=(\d+)")
@@ -30,10 +32,12 @@ class Situation:
     Attributes:
         deployment: variables of the deployment, as `diagnose` takes them.
         start: what the log holds of the failed start.
+        before: the line before the deciding one.
     """
 
     deployment: Mapping[str, object]
     start: Start
+    before: str = ""
 
     @cached_property
     def arguments(self) -> dict[str, object]:
@@ -102,7 +106,8 @@ def _spec_batched_tokens(text: str, at: Situation) -> str | None:
         return None
     sequences = sequences or _sequences(text, at, drafted)
     if sequences is None:
-        return None
+        enough = max((drafted + 1) * _MOST_DEFAULT_SEQUENCES, AMPLE_BATCHED_TOKENS)
+        return f"Set vllm_server_max_num_batched_tokens: {enough}, enough for any default of vllm_server_max_num_seqs."
     least = (drafted + 1) * sequences
     return (
         f"Set vllm_server_max_num_batched_tokens: {max(least, AMPLE_BATCHED_TOKENS)} (at least {least} = "
@@ -235,7 +240,16 @@ def _port(text: str, at: Situation) -> str | None:
     return f"End the process that `ss -ltnp 'sport = :{port}'` shows, or set another vllm_server_port (now {port})."
 
 
-def _flag(text: str, _: Situation) -> str | None:
+_FIELD = re.compile(r"^[a-z]\w{1,60}(?:\.\w{1,60}){0,3}$")
+
+
+def _field(at: Situation) -> str | None:
+    """The field that a validation error is about: it stands alone on the line before."""
+    name = split_level(at.before)[1].strip()
+    return name if _FIELD.match(name) else None
+
+
+def _flag(text: str, at: Situation) -> str | None:
     found = re.search(r"unrecognized arguments: (--[\w-]+)", text)
     if found:
         name = found[1].lstrip("-")
@@ -244,12 +258,26 @@ def _flag(text: str, _: Situation) -> str | None:
         return "Set vllm_server_reasoning_parser to one that the message lists, or empty."
     if re.search(r"invalid tool call parser", text, re.IGNORECASE):
         return "Set vllm_server_tool_call_parser to one that the message lists, or empty."
+    field = _field(at)
+    if field and "Input should" in text:
+        return f"Correct vllm_server_{field} (or {field.replace('_', '-')} in vllm_server_extra_args), as the message says."
     found = re.search(r"argument -{1,2}([\w-]+)", text)
     return (
         f"Correct {found[1]} in vllm_server_extra_args (or the variable of that name), as the message says."
         if found
         else None
     )
+
+
+def _speculation(text: str, at: Situation) -> str | None:
+    field = _field(at)
+    if field and "Unexpected keyword" in text:
+        return f"Remove {field} from speculative-config in vllm_server_extra_args: this vLLM has no such key."
+    if field and "Input should" in text:
+        return f"Correct {field} of speculative-config (vllm_server_extra_args), as the message says; DFlash is method dflash."
+    if "num_speculative_tokens` was provided" in text:
+        return "Set vllm_server_num_speculative_tokens: 15 (the drafter's block size minus one)."
+    return None
 
 
 def _variable(_: str, at: Situation) -> str | None:
@@ -317,6 +345,7 @@ _CONCRETE: dict[str, Callable[[str, Situation], str | None]] = {
     "port-in-use": _port,
     "flag-rejected": _flag,
     "env-var-malformed": _variable,
+    "spec-config-invalid": _speculation,
     "cache-dir-not-writable": _path(
         "Make {path} writable for the service user, or point the cache that uses it elsewhere with "
         "vllm_server_environment (VLLM_CACHE_ROOT, TRITON_CACHE_DIR, HF_HOME)."

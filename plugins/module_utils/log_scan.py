@@ -89,6 +89,7 @@ class Hit:
         hint: it decides only when nothing stronger was found.
         soft: it was logged as a warning.
         absent: words that must not occur in the same start.
+        before: the line before it, which in a validation error names the field.
     """
 
     number: int
@@ -97,6 +98,7 @@ class Hit:
     hint: bool
     soft: bool
     absent: tuple[str, ...] = ()
+    before: str = ""
 
 
 @dataclass
@@ -153,6 +155,12 @@ class _Window:
     block: list[str]
     after: list[str]
     index: int
+
+    def previous(self) -> str:
+        """The line before."""
+        if self.index:
+            return self.block[self.index - 1]
+        return self.before[-1] if self.before else ""
 
     def shows(self, pattern: str) -> bool:
         """Whether a line close by matches."""
@@ -216,7 +224,7 @@ def _read(starts: list[Start], number: int, line: str, words: list[str], window:
             if _matches(matcher, body, window):
                 soft = loudness == SOFT and not matcher.any_level
                 if len(start.hits) < _KEPT:
-                    start.hits.append(Hit(number, line, kind, matcher.hint, soft, matcher.absent))
+                    start.hits.append(Hit(number, line, kind, matcher.hint, soft, matcher.absent, window.previous()))
 
 
 def _view(line: str, words: list[str]) -> str:
