@@ -17,6 +17,7 @@ from deploy.results import Acceptance, Failure, HostResult, Phase
 @dataclass
 class _Host:
     report: dict[str, Any] = field(default_factory=dict)
+    running: Event | None = None
     failures: list[Event] = field(default_factory=list)
     unreachable: Event | None = None
     warnings: list[str] = field(default_factory=list)
@@ -56,8 +57,16 @@ class Collector:
         """Whether the playbook tried a task on any host."""
         return bool(self._hosts) or bool(self._count_all("processed"))
 
-    def hosts(self) -> dict[str, HostResult]:
-        """One result for each host, in the order in which they were reached."""
+    def hosts(self, stopped: str | None = None) -> dict[str, HostResult]:
+        """One result for each host, in the order in which they were reached.
+
+        Args:
+            stopped: why the run was cut short, ``timeout`` or ``canceled``; None when it ended by itself.
+        """
+        if stopped is not None:
+            for host in self._hosts.values():
+                if not host.failures and host.unreachable is None:
+                    host.failures.append(_stopped(stopped, host.running))
         names = dict.fromkeys([*self._hosts, *self._count_all("processed")])
         return {name: self._result(name, self._hosts.get(name, _Host())) for name in names}
 
@@ -65,6 +74,7 @@ class Collector:
         report = _mapping(event.result.get("firstlight_report"))
         if report:
             host.report = dict(report)
+        host.running = event if event.kind == "start" else None
         if event.kind == "failed" and not event.ignored:
             host.failures.append(event)
         elif event.kind == "unreachable":
@@ -150,6 +160,22 @@ def _failure(events: Sequence[Event]) -> Failure:
         message=message,
         task=origin.task,
         outcome=_message(last) if last is not origin else "",
+    )
+
+
+def _stopped(reason: str, running: Event | None) -> Event:
+    where = f"in the task {running.task!r}" if running is not None else "between two tasks"
+    what = "The time limit ended the run" if reason == "timeout" else "The run was canceled"
+    fault = {
+        "kind": reason,
+        "what": f"{what} {where}.",
+        "fix": "Run again: a run takes up an unfinished cutover where it was left.",
+    }
+    return Event(
+        "failed",
+        host=running.host if running is not None else "",
+        task=running.task if running is not None else "",
+        result={"msg": fault["what"], "failure": fault},
     )
 
 

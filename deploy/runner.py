@@ -29,13 +29,15 @@ from deploy.collect import Collector
 from deploy.errors import AnsibleFailedError, DeployError, InventoryError
 from deploy.events import Event
 from deploy.feeds import Drain, Feed
+from deploy.leftovers import MARK, kill_marked
 from deploy.results import HostResult, RunResult, Status
 
 OnEvent = Callable[[Event], object]
 
 _TICK_S = 0.2  # how often a running playbook is looked at
-_GRACE_S = 15.0  # from asking ansible-playbook to end until it is killed
+_GRACE_S = 3.0  # from asking ansible-playbook to end until it is killed
 _IDENT = "run"
+_MEMORY = Path("/dev/shm")  # noqa: S108 - only a private folder is made there
 
 
 def run(
@@ -99,13 +101,15 @@ def run(
     began = time.monotonic()
     with _private_folder() as folder, _interrupt_sets(watch.interrupted), contextlib.ExitStack() as stack:
         exit_status = _execute(checked, folder, cwd, env, watch, stack)
+        if watch.stopped is not None:
+            kill_marked(folder.name)
     if watch.error is not None:
         raise watch.error
     if watch.interrupted.is_set():
         raise KeyboardInterrupt
     if watch.stopped is None and not watch.collector.reached_any:
         raise _reached_no_host(exit_status, watch.collector, checked)
-    hosts = watch.collector.hosts()
+    hosts = watch.collector.hosts(watch.stopped)
     status: Status = watch.stopped or _status(exit_status, hosts)
     return RunResult(status, hosts, time.monotonic() - began)
 
@@ -211,7 +215,7 @@ def _execute(
         )
         runner.run()
     except BaseException as error:
-        _kill(watch.collector.pid)
+        kill_marked(folder.name)
         if isinstance(error, pexpect.ExceptionPexpect):
             raise DeployError(f"ansible-playbook's output could not be read to its end: {error}.") from error
         if isinstance(error, SystemExit | ansible_runner.exceptions.AnsibleRunnerException | OSError):
@@ -240,7 +244,7 @@ def _arguments(checked: Plan, folder: Path, watch: _Watch) -> list[str]:
 
 def _private_env(checked: Plan, folder: Path) -> dict[str, str]:
     """Variables that keep Ansible's own temporary files in the private folder."""
-    env = {"ANSIBLE_LOCAL_TEMP": str(folder / "tmp"), "ANSIBLE_NOCOLOR": "true"}
+    env = {"ANSIBLE_LOCAL_TEMP": str(folder / "tmp"), "ANSIBLE_NOCOLOR": "true", MARK: folder.name}
     if checked.inline_inventory is not None:
         env["ANSIBLE_INVENTORY_ENABLED"] = "ansible.builtin.yaml"  # a pipe can be read once, by one parser
     return env
@@ -256,8 +260,7 @@ def _write_runner_settings(folder: Path) -> None:
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder of mode 0700, in memory where the system has a place for that; removed in the end."""
-    memory = Path("/dev/shm")  # noqa: S108
-    where = str(memory) if memory.is_dir() and os.access(memory, os.W_OK | os.X_OK) else None
+    where = str(_MEMORY) if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK) else None
     folder = Path(tempfile.mkdtemp(prefix="firstlight-", dir=where))
     try:
         yield folder
@@ -288,14 +291,6 @@ def _interrupt(pid: int | None) -> bool:
     except OSError:
         return False
     return True
-
-
-def _kill(pid: int | None) -> None:
-    """End what may be left of ansible-playbook after an error in between; it leads its own process group."""
-    if pid is not None and pid != os.getpid():
-        with contextlib.suppress(OSError):
-            if os.getpgid(pid) == pid:
-                os.killpg(pid, signal.SIGKILL)
 
 
 def _status(exit_status: int | None, hosts: Mapping[str, HostResult]) -> Status:
