@@ -142,7 +142,7 @@ def acceptance_of(value: object) -> Acceptance | None:
         accepted=int(accepted),
         rate=_number(raw.get("rate")),
         length=_number(raw.get("length")),
-        per_position=tuple(int(n) for n in _list(raw.get("per_position"))),
+        per_position=tuple(int(n) for n in map(_number, _list(raw.get("per_position"))) if n is not None),
     )
 
 
