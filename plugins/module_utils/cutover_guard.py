@@ -32,6 +32,7 @@ from . import (
     server_kinds,
     server_probe,
     server_restore,
+    server_settle,
     systemd,
 )
 from .cutover import UNFINISHED, CutoverStore
@@ -62,6 +63,7 @@ _CARRIED: tuple[Any, ...] = (
     server_kinds,
     server_probe,
     server_restore,
+    server_settle,
     systemd,
     sys.modules[__name__],
 )

@@ -63,9 +63,7 @@ def query(run: Runner | None = None) -> list[Gpu]:
         run = run_command
     answer = _ask(run, "gpu", _GPU_FIELDS)
     without_capability = answer.status != 0 and "compute_cap" in answer.stdout + answer.stderr
-    if (
-        without_capability
-    ):  # drivers before 510 do not know the field; their version is what matters to the user
+    if without_capability:  # drivers before 510 do not know the field; their version is what matters to the user
         answer = _ask(run, "gpu", _GPU_FIELDS[:-1])
     _require_success(answer)
     return parse_gpus(answer.stdout)
@@ -124,10 +122,7 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 def parse_compute_apps(text: str) -> list[GpuHolder]:
     """Read ``--query-compute-apps=pid,gpu_uuid,used_gpu_memory,process_name``; a name may hold commas."""
-    return [
-        GpuHolder(_whole(row[0], "pid"), row[1], _mib(row[2]), name=", ".join(row[3:]))
-        for row in _rows(text, 4)
-    ]
+    return [GpuHolder(_whole(row[0], "pid"), row[1], _mib(row[2]), name=", ".join(row[3:])) for row in _rows(text, 4)]
 
 
 def parse_report(text: str) -> list[GpuHolder]:

@@ -23,9 +23,7 @@ _LISTEN = "0A"  # TCP_LISTEN in the kernel's enumeration, as /proc/net/tcp print
 _STAT_FIELDS_AFTER_NAME = 20
 _SECRET_WORD = r"(?:api[-_]?key|token|secret|passw(?:or)?d|credentials?)"  # noqa: S105 -- a pattern
 _SECRET_OPTION = re.compile(rf"^--?[\w-]*{_SECRET_WORD}$", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    rf"^((?:--?)?[\w.-]*{_SECRET_WORD}(?![a-z])[\w-]*\s*[=:]\s*).+$", re.IGNORECASE | re.DOTALL
-)
+_SECRET_VALUE = re.compile(rf"^((?:--?)?[\w.-]*{_SECRET_WORD}(?![a-z])[\w-]*\s*[=:]\s*).+$", re.IGNORECASE | re.DOTALL)
 _SECRET_IN_TEXT = re.compile(r"\b(hf_|sk-|nvapi-)[A-Za-z0-9_-]{8,}")
 _SECRET_IN_URL = re.compile(r"(://[^/\s:@]*:)[^@/\s]+@")
 

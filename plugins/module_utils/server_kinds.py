@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .containers import Container
 from .cutover import Kind
+from .errors import FirstlightError
 from .host_view import is_sglang, serves_sglang
 from .processes import Process
 from .systemd import UnitState
@@ -21,7 +24,6 @@ class Wanted:
         units: services that the user names as the old server; they are stopped wherever they listen.
         gpus: indices of the GPUs that must become free; none given means all.
         own_unit: the service that firstlight manages, which is never a stranger; empty when there is none.
-        own_release: id of the release that it runs.
         patterns: further regular expressions of command lines that may be stopped.
         tolerated_gpu_mib: memory per GPU that strangers may keep, in MiB (a desktop's few).
     """
@@ -30,7 +32,6 @@ class Wanted:
     units: tuple[str, ...] = ("sglang.service",)
     gpus: tuple[int, ...] = ()
     own_unit: str = ""
-    own_release: str = ""
     patterns: tuple[str, ...] = ()
     tolerated_gpu_mib: int = 512
 
@@ -79,3 +80,35 @@ class Found:
         if self.container is not None:
             return f"{self.container.engine} container {self.container.name}"
         return f"pid {self.main.pid} ({self.main.command})" if self.main else ""
+
+
+def wanted_from(params: Mapping[str, Any]) -> Wanted:
+    """Make a :class:`Wanted` of a module's options.
+
+    Raises:
+        FirstlightError: an option cannot be what it should be; nothing was looked at yet.
+    """
+    if not 0 < params["port"] < 65536:  # noqa: PLR2004 -- TCP's range
+        raise _invalid("port", f"{params['port']} is no TCP port.", "Give a port from 1 to 65535.")
+    for pattern in params.get("command_patterns", ()):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            what = f"{pattern!r} is no regular expression ({error})."
+            raise _invalid("command_patterns", what, "Escape special characters with a backslash.") from error
+    return Wanted(
+        port=params["port"],
+        units=tuple(_service(unit) for unit in params.get("units", ()) if unit),
+        gpus=tuple(params["gpus"]),
+        own_unit=_service(params["own_unit"]),
+        patterns=tuple(params.get("command_patterns", ())),
+        tolerated_gpu_mib=params["tolerated_gpu_mib"],
+    )
+
+
+def _service(unit: str) -> str:
+    return unit if unit.endswith(".service") else f"{unit}.service"
+
+
+def _invalid(option: str, what: str, fix: str) -> FirstlightError:
+    return FirstlightError(what, where=f"sglang_stop_{option}", fix=fix, kind="option-invalid")

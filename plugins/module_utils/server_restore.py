@@ -20,11 +20,12 @@ from .cutover import CutoverStore, OldServer, ProcessRecipe, Record
 from .errors import FirstlightError
 from .host_view import Host, look_at_processes
 from .process_recipe import carried_by_systemd
-from .release import Layout, environment_file, write_atomically
+from .release import Layout, environment_file, load_state, write_atomically
 from .release_service import running_release, withdraw
 from .server_end import Limits, end, wait_free
 from .server_kinds import Found, Wanted
 from .server_probe import Answer, ask, same_server
+from .server_settle import settle
 from .systemd import UnitState
 
 _POLL_S = 0.2
@@ -79,10 +80,16 @@ def restore(
         old = _which(record, options)
         if record is None or old is None:
             return _result(record, changed=False, reason="there is no unfinished cutover")
+        layout = Layout(store.unit, options.config_dir, store.folder.parent)
+        if not options.committed and _decided_for_the_new(host, layout, record, options.wanted.own_unit):
+            reason = "the new server was committed in the meantime and serves"
+            if not check:
+                record, _ = settle(host, store, options.wanted.own_unit, disarm)
+            return _result(record, changed=not check, reason=reason)
         if old.kind == "none":
             changed = _running(host, options.wanted.own_unit)
             if not check:
-                _end_new(host, store, record, old, options)
+                _end_new(host, layout, record, old, options)
                 record = store.advance("restored", note or "nothing served before the cutover")
                 disarm()
             return _result(record, changed=changed, reason="nothing served before the cutover")
@@ -95,7 +102,7 @@ def restore(
         if check:
             return _result(record, changed=True, reason="the old server would be started")
         began = time.monotonic()
-        _end_new(host, store, record, old, options)
+        _end_new(host, layout, record, old, options)
         warnings = []
         try:
             wait_free(host, _nobody(options.wanted), options.limits)
@@ -108,6 +115,15 @@ def restore(
         seconds = time.monotonic() - began
         done = _result(record, changed=True, reason="the old server serves again", answer=answer, seconds=seconds)
         return {**done, "warnings": warnings}
+
+
+def _decided_for_the_new(host: Host, layout: Layout, record: Record, unit: str) -> bool:
+    """Whether the new server was recorded as the host's deployment by a run that was then cut off."""
+    if not record.unfinished or not _running(host, unit):
+        return False
+    state = load_state(layout)
+    decided = float(state.get("committed_at") or 0.0) >= record.created_s > 0
+    return decided and running_release(host.systemd.show(unit)) == state.get("release")
 
 
 def _which(record: Record | None, options: RestoreOptions) -> OldServer | None:
@@ -155,7 +171,7 @@ def _nobody(wanted: Wanted) -> Wanted:
     return dataclasses.replace(wanted, own_unit="")
 
 
-def _end_new(host: Host, store: CutoverStore, record: Record, old: OldServer, options: RestoreOptions) -> None:
+def _end_new(host: Host, layout: Layout, record: Record, old: OldServer, options: RestoreOptions) -> None:
     """Stop the new server, put back the unit file of the release committed last, keep it from starting."""
     unit = options.wanted.own_unit
     if not unit or not host.has_systemd():
@@ -168,7 +184,6 @@ def _end_new(host: Host, store: CutoverStore, record: Record, old: OldServer, op
     if old.kind != "release" and state.exists and state.enabled:
         host.systemd.disable(unit)
     if record.unfinished:
-        layout = Layout(store.unit, options.config_dir, store.folder.parent)
         withdraw(layout, host.systemd, check=False)
 
 

@@ -1,4 +1,4 @@
-"""Stopping the old server as the first step of a cutover, and committing the cutover as its last.
+"""Stopping the old server: the first step of a cutover.
 
 Order: find, refuse what is not the old server, ask the server who it is, write the record, arm the guard, stop,
 wait until port and GPU memory are free. Nothing is stopped before it is on record how to bring it back.
@@ -21,6 +21,8 @@ from .cutover_guard import Guard
 from .errors import FirstlightError
 from .host_view import Host, View, argument, look, user_name
 from .process_recipe import read_recipe
+from .release import Layout
+from .release_service import release_in_force, running_release
 from .server_conflicts import conflicts, refuse_conflicts
 from .server_end import Limits, end, wait_free
 from .server_find import find
@@ -37,6 +39,7 @@ class StopOptions:
 
     Attributes:
         wanted: what the new server needs.
+        layout: where the files of firstlight's own unit lie.
         limits: seconds to wait.
         url: where the old server answers; empty: derived from its socket or its ``--port``.
         api_key: the key to ask it with; empty: taken from its command line. A secret.
@@ -45,6 +48,7 @@ class StopOptions:
     """
 
     wanted: Wanted
+    layout: Layout
     limits: Limits = field(default_factory=Limits)
     url: str = ""
     api_key: str = field(default="", repr=False)
@@ -76,42 +80,6 @@ def stop_server(host: Host, store: CutoverStore, guard: Guard, options: StopOpti
         if check:
             return result
         return {**result, **_carry_out(host, store, guard, options, record, found, own)}
-
-
-def commit(
-    host: Host, store: CutoverStore, guard: Guard, own_unit: str, *, check: bool
-) -> tuple[bool, Record, list[str]]:
-    """End a cutover in favour of the new server: it starts at boot from now on, the old one does not.
-
-    Returns:
-        Whether anything changed, the record, and warnings about what could not be switched off.
-
-    Raises:
-        FirstlightError: there is no cutover, or the old server has been brought back in the meantime.
-    """
-    with contextlib.nullcontext() if check else store.lock():
-        record = store.load()
-        if record is None or record.phase == "restored":
-            raise FirstlightError(
-                "there is no cutover to commit." if record is None else f"the old server was restored: {record.note}.",
-                where=str(store.path),
-                why="Committing would leave two servers enabled.",
-                fix="Run site.yml again.",
-                kind="cutover-missing" if record is None else "cutover-restored",
-            )
-        if record.phase == "committed":
-            return False, record, []
-        if check:
-            return True, record, []
-        # first the new one on, then the old one off: a power loss in between boots both rather than none
-        if own_unit and host.systemd.show(own_unit).exists:
-            host.systemd.enable(own_unit)
-        warnings: list[str] = []
-        for old in (record.old, record.origin):
-            warnings += _switch_off(host, old, own_unit) if old is not None else []
-        record = store.advance("committed")
-        guard.disarm()
-        return True, record, warnings
 
 
 def _own_unit_of_a_cut_run(host: Host, view: View, wanted: Wanted) -> Found | None:
@@ -235,7 +203,7 @@ def _old_server(host: Host, view: View, found: Found, options: StopOptions) -> t
     if not answer.healthy:
         warnings.append(f"the old server did not answer at {url or 'any port'} ({answer.seen or 'no address'}).")
     try:
-        old = _with_recipe(host, found, old, options.wanted)
+        old = _with_recipe(host, found, old, options.layout)
     except FirstlightError as error:
         if not options.allow_unrestorable or error.kind != "not-restorable":
             raise
@@ -244,10 +212,15 @@ def _old_server(host: Host, view: View, found: Found, options: StopOptions) -> t
     return old, warnings
 
 
-def _with_recipe(host: Host, found: Found, old: OldServer, wanted: Wanted) -> OldServer:
+def _with_recipe(host: Host, found: Found, old: OldServer, layout: Layout) -> OldServer:
     if found.kind == "release":
         assert found.unit is not None  # noqa: S101 -- by construction
-        return dataclasses.replace(old, unit=found.unit.unit, enabled=found.unit.enabled, release=wanted.own_release)
+        release = running_release(found.unit) or release_in_force(layout)
+        if release is None:
+            raise _not_restorable(
+                found.unit.unit, "it has the name of firstlight's unit (vllm_server_unit) and is not firstlight's"
+            )
+        return dataclasses.replace(old, unit=found.unit.unit, enabled=found.unit.enabled, release=release)
     if found.kind == "unit":
         assert found.unit is not None  # noqa: S101 -- by construction
         _require_unit_file(found.unit)
@@ -300,21 +273,3 @@ def _url(view: View, found: Found, port: int) -> str:
     command += f" {found.unit.exec_start}" if found.unit else ""
     own_port = re.search(r"--port[= ](\d+)", command)
     return f"http://127.0.0.1:{own_port[1]}" if own_port else ""
-
-
-def _switch_off(host: Host, old: OldServer, own_unit: str) -> list[str]:
-    """Keep a foreign server from starting at boot; what cannot be switched off is told."""
-    warnings = []
-    units = [old.unit] if old.kind == "unit" and old.unit != own_unit else []
-    for unit in [*units, *(trigger.unit for trigger in old.triggers)]:
-        state = host.systemd.show(unit)
-        if state.enabled:
-            host.systemd.disable(unit)
-        elif state.unit_file_state in {"static", "indirect", "generated"} and unit in units and not old.triggers:
-            warnings.append(f"{unit} is {state.unit_file_state}: another unit may still start it at boot.")
-    if old.container is not None and old.container.restart_policy not in {"", "no"}:
-        try:
-            host.engines.set_restart_policy(old.container.engine, old.container.name, "no")
-        except FirstlightError as error:
-            warnings.append(f"the old container may start again at boot: {error.what}")
-    return warnings
