@@ -206,7 +206,7 @@ def _find_row(
             fix = f"give one of: {fits}" if found else "leave family out"
             return sources, [Problem("unknown-row", "error", ROW_CHOICE, message, fix)]
         return replace(sources, row=chosen[0]), []
-    left, _ = narrow(found, sources.target, names)
+    left = narrow(found, sources.target, names)
     if len(left) < 2:  # noqa: PLR2004
         return replace(sources, row=left[0] if left else None), []
     return _ambiguous(sources, left, version)

@@ -107,23 +107,24 @@ def rows_of_shape(rows: Sequence[Row], family: str, shape: Shape, taps: int, tar
     ]
 
 
-def narrow(rows: Sequence[Row], target: Target, drafter_names: Sequence[str]) -> tuple[list[Row], str]:
-    """Use what tells targets of equal sizes apart: first their architecture, then names in the paths.
+def narrow(rows: Sequence[Row], target: Target, drafter_names: Sequence[str]) -> list[Row]:
+    """Use what tells targets of equal sizes apart: their architecture, then names in the paths.
 
     Returns:
-        the rows that are left, and how they were told from the others (empty when nothing told them apart).
+        the rows that are left; several when nothing tells them apart.
     """
-    kept = [row for row in rows if _architecture_fits(row, target)]
-    if len(kept) == 1 < len(rows):
-        return kept, "told from others of the same shape by the target's architecture"
-    kept = kept or list(rows)
-    for names, told in ((target.names, "the target's path"), (drafter_names, "the drafter's path")):
-        named = _named(kept, names)
-        if named and len(named) < len(kept):
-            kept = named
-            if len(kept) == 1:
-                return kept, f"told from others of the same shape by {told}"
-    return kept, ""
+    kind, steps = target.values.get("model_type"), []
+    if any(kind in row.target.get("model_type", ()) for row in rows):
+        steps.append([row for row in rows if kind in row.target.get("model_type", (kind,))])
+    if target.hybrid:
+        steps.append([row for row in rows if row.target.get("hybrid") is not False])
+    steps += [_named(rows, target.names), _named(rows, drafter_names)]
+    if not target.hybrid:  # weaker than a name: the configuration may be a cut-down one
+        steps.append([row for row in rows if not row.target.get("hybrid")])
+    kept = list(rows)
+    for step in steps:
+        kept = [row for row in kept if row in step] or kept
+    return kept
 
 
 def choose(rows: Sequence[Row], wanted: str) -> list[Row]:
@@ -134,15 +135,6 @@ def choose(rows: Sequence[Row], wanted: str) -> list[Row]:
         return [ids[plain]]
     last = _plain(wanted.rsplit("/", 1)[-1])
     return [row for row in rows if _plain(row.id.split("@")[0]) == last]
-
-
-def _architecture_fits(row: Row, target: Target) -> bool:
-    kinds = row.target.get("model_type")
-    kind = target.values.get("model_type")
-    if kinds and isinstance(kind, str):
-        return kind in kinds
-    hybrid = row.target.get("hybrid")
-    return hybrid is None or bool(hybrid) == target.hybrid
 
 
 def _named(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
