@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import sandbox_child, sandbox_gate
-from .sandbox_process import REQUIRED, Ended, Limits, empty_directory, execute
+from .sandbox_process import REQUIRED, Ended, Limits, empty_directory, execute, unavailable
 
 VerdictName = Literal["right", "wrong", "contained", "no-code"]
 
@@ -109,7 +109,7 @@ def _run(code: str, function: str, cases: Sequence[Case], limits: Limits, *, gat
     }
     with empty_directory() as empty:
         report, ended = execute(json.dumps(job).encode() + b"\n", empty, limits)
-    own = [message for message in ended.messages if message.get("nonce") == nonce]
+    own = [message for message in ended.messages if message.get("nonce") == nonce or "broken" in message]
     verdict = _judge(own, ended, cases)
     return Verdict(verdict.name, verdict.detail, verdict.tried, verdict.right, len(cases), isolation=_in_force(report))
 
@@ -126,12 +126,18 @@ def _in_force(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _judge(messages: list[dict[str, Any]], ended: Ended, cases: Sequence[Case]) -> Verdict:
+    if not any(message.get("begun") is True for message in messages):
+        broken = next((message["broken"] for message in messages if "broken" in message), "it ended")
+        raise unavailable(f"the isolated process failed before it touched the code: {broken}")
     for message in messages:
         if message.get("tried"):
             tried = tuple(str(text) for text in message["tried"])
             return Verdict("contained", f"refused before it ran: {'; '.join(tried)}", tried=tried)
         if message.get("syntax"):
             return Verdict("wrong", str(message["syntax"]))
+        if "broken" in message:  # nothing foreign says so to its advantage: it is never right
+            how = f"broke the isolated interpreter: {message['broken']}"
+            return Verdict("contained", how, tried=(how,))
         if "raised" in message and "call" not in message:
             return _raised(message, "when the code was loaded")
     return _judge_values(messages, ended, cases)

@@ -57,19 +57,20 @@ def _exit_status(status: int, usage: resource.struct_rusage, cpu_s: int) -> int:
 
 
 def _inner(config: dict[str, Any], namespaces: list[str]) -> None:
+    os.dup2(1, 2)  # which leads nowhere: what goes wrong is told as a message
     _send({"isolation": sandbox_isolation.confine(config["limits"], config["empty_dir"], namespaces)})
     line = sys.stdin.buffer.readline()
     if not line:  # the judge did not like what it read
         return
     job = json.loads(line)
-    # nothing left to read or to talk to but the results
-    os.close(0)
+    os.close(0)  # nothing left to read, and nothing to talk to but the results
     _run(job)
 
 
 def _run(job: dict[str, Any]) -> None:
     nonce, function = job["nonce"], job["function"]
     scope = sandbox_gate.environment()
+    _send({"nonce": nonce, "begun": True})
     tree: Any = job["code"]
     if job["gate"]:
         tree, syntax, tried = sandbox_gate.check(job["code"])

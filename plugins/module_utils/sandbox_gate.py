@@ -18,6 +18,7 @@ import itertools
 import math
 import random
 import types
+import unicodedata  # noqa: F401 - the parser loads it for names that are not ASCII
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,6 +57,8 @@ _BUILTINS = (
 )  # fmt: skip
 #: Replaced by harmless ones of the same name, see :func:`environment`.
 _REPLACED = ("print", "type")
+#: Built in only where the module site was loaded.
+_SITE = ("copyright", "credits", "exit", "help", "license", "quit")
 _VALUE_TYPES = (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, type(None))
 
 #: format and format_map read attributes that their text names; encode and decode load codecs from files.
@@ -175,7 +178,12 @@ def _name_findings(node: ast.Name, assigned: set[str]) -> Iterator[str]:
         # asked by nearly every example of use, and false here
         if name != "__name__" or not isinstance(node.ctx, ast.Load):
             yield f"uses the name {_short(name)}"
-    elif hasattr(builtins, name) and name not in _BUILTINS and name not in _REPLACED and name not in assigned:
+    elif (
+        (hasattr(builtins, name) or name in _SITE)
+        and name not in _BUILTINS
+        and name not in _REPLACED
+        and name not in assigned
+    ):
         yield f"calls {name}"
 
 

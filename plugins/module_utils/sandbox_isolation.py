@@ -107,17 +107,18 @@ def confine(limits: Mapping[str, int], empty_dir: str, namespaces: list[str]) ->
     no_new_privileges = _prctl(_PR_GET_NO_NEW_PRIVS, 0) == 1
     capabilities = _capabilities()
     report["seccomp"] = _install_seccomp(platform.machine())
-    report["held"] = prove(no_new_privileges, capabilities, report["limits"])
+    report["held"] = prove(no_new_privileges, capabilities, report["limits"], "network" in namespaces)
     return report
 
 
-def prove(no_new_privileges: bool, capabilities: int, limits: Mapping[str, int]) -> dict[str, bool]:
+def prove(no_new_privileges: bool, capabilities: int, limits: Mapping[str, int], own_network: bool) -> dict[str, bool]:
     """Try what must fail; True where it did.
 
     Args:
         no_new_privileges: as read from the kernel before seccomp closed the question.
         capabilities: the same, effective and permitted together.
         limits: resource limits as read back.
+        own_network: whether the host's network was left.
     """
     signals_denied = _fails(lambda: os.kill(os.getpid(), 0))
     return {
@@ -125,7 +126,7 @@ def prove(no_new_privileges: bool, capabilities: int, limits: Mapping[str, int])
         and capabilities == 0
         and no_new_privileges
         and _fails(lambda: os.setuid(0)),
-        "no-network": _no_network(),
+        "no-network": _no_network(own_network),
         "no-files": all(
             _fails(lambda path=path, flags=flags: os.open(path, flags, 0o600))  # type: ignore[misc]
             for path, flags in (
@@ -245,15 +246,15 @@ def _install_seccomp(machine: str) -> bool:
     return _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(program)) == 0
 
 
-def _no_network() -> bool:
-    """No socket can be made, or it leads nowhere: sending is tried without a packet ever leaving."""
+def _no_network(own_network: bool) -> bool:
+    """Whether no socket can be made, or it is of a network of its own and leads nowhere; no packet is sent."""
     descriptor = int(_libc.socket(_AF_INET, _SOCK_DGRAM, 0))
     if descriptor < 0:
         return True
     address = struct.pack("=H", _AF_INET) + struct.pack("!H4s8x", 9, bytes((192, 0, 2, 1)))
     connected = int(_libc.connect(descriptor, address, len(address))) == 0
     os.close(descriptor)
-    return not connected
+    return own_network and not connected
 
 
 def _fork() -> None:

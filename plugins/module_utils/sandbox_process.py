@@ -84,7 +84,7 @@ def execute(job: bytes, empty_dir: str, limits: Limits) -> tuple[dict[str, Any],
         process = _spawn(write_fd)
     except OSError as error:
         os.close(read_fd)
-        raise _unavailable(f"the interpreter could not be started: {error}") from None
+        raise unavailable(f"the interpreter could not be started: {error}") from None
     finally:
         os.close(write_fd)
     talk = _Talk(process, read_fd)
@@ -130,16 +130,17 @@ def _accept(first: dict[str, Any] | None, talk: _Talk) -> dict[str, Any]:
     """Let only a report pass that says of every required wall that it holds."""
     if first is None or not isinstance(first.get("isolation"), dict):
         said = first.get("broken") if first else None
-        raise _unavailable(str(said or talk.complaint() or "the isolated process ended without a word"))
+        raise unavailable(str(said or talk.complaint() or "the isolated process ended without a word"))
     report: dict[str, Any] = first["isolation"]
     held = report.get("held", {})
     missing = [name for name in REQUIRED if held.get(name) is not True]
     if missing:
-        raise _unavailable(f"these walls do not hold here: {', '.join(missing)}")
+        raise unavailable(f"these walls do not hold here: {', '.join(missing)}")
     return report
 
 
-def _unavailable(reason: str) -> FirstlightError:
+def unavailable(reason: str) -> FirstlightError:
+    """The error that says that nothing was run, and what it takes."""
     return FirstlightError(
         f"the code of the answer was not run, because this host cannot isolate it: {reason}.",
         where="sandbox",

@@ -200,17 +200,12 @@ isolation:
   description: The walls that were in force around the code (walls, uid, namespaces, root, seccomp, limits).
   type: dict
   returned: when code was run
-warnings:
-  description: What should be looked into although the test passed.
-  type: list
-  elements: str
-  returned: when requests were sent
 seconds:
   description: Wall clock of the test in seconds.
   type: float
   returned: when requests were sent
 report:
-  description: All of it, with RV(verified_at), address and model of the server, and O(start). Empty in check mode.
+  description: All of it with its warnings, RV(verified_at), the server's address and model. Empty in check mode.
   type: dict
   returned: always
 verified_at:
@@ -329,6 +324,7 @@ def main() -> None:
     except SmokeFailure as error:
         found = error.report.as_dict()
         report.update(found)
+        found.pop("warnings")
         failure = explain(error, params["unit"], params["invocation_id"])
         module.fail_json(
             msg=message_of(error, failure), failure=failure, report=report, firstlight_report=report, **found
@@ -337,6 +333,8 @@ def main() -> None:
         module.fail_json(msg=error.message, failure=error.as_dict())
     verified_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     report.update(found, verified_at=verified_at)
+    for warning in found.pop("warnings"):
+        module.warn(warning)
     module.exit_json(changed=False, report=report, verified_at=verified_at, **found)
 
 
