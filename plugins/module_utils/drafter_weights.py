@@ -66,6 +66,8 @@ def read_weights(path: str, limit: int = DEFAULT_LIMIT) -> Weights:
         return _read_folder(where, limit)
     if where.endswith(_INDEX_SUFFIX):
         return _read_sharded(where, limit)
+    if _is_part(Path(where).name) and Path(where).is_file():
+        return _read_folder(str(Path(where).parent), limit)
     header = read_header(where, limit)
     return _joined({where: header}, None, header.bytes_read)
 
@@ -85,9 +87,15 @@ def _read_folder(folder: str, limit: int) -> Weights:
         others = [name for name in names if not name.startswith(".")]
         what = f"holds no *.safetensors file ({_listed(others) if others else 'it is empty'})."
         _refuse("no-weights", what, folder, "name the folder or the file with the drafter's weights")
-    if len(files) > 1:
+    if len(files) > 1 or _is_part(files[0]):
         return _read_parts(folder, files, limit)
     return read_weights(str(Path(folder, files[0])), limit)
+
+
+def _is_part(name: str) -> bool:
+    """Whether the name says that there are further shards."""
+    match = _SHARD.match(name)
+    return match is not None and int(match["total"]) > 1
 
 
 def _distinct(folder: str, names: list[str]) -> list[str]:
