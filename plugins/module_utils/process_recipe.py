@@ -20,7 +20,7 @@ _LIMITS = {
     "STACK": resource.RLIMIT_STACK,
     "CORE": resource.RLIMIT_CORE,
 }
-_CAPTURED = re.compile(r"^(Umask|Gid|Groups):\s*(.*)$", re.MULTILINE)
+_CAPTURED = re.compile(r"^(Umask|Gid|Groups):[ \t]*(.*)$", re.MULTILINE)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -14,10 +14,11 @@ from .errors import FirstlightError
 from .host_view import Host, View, describe, look, look_at_processes, user_name
 from .processes import Process, alive, send_signal
 from .server_conflicts import conflicts, refuse_conflicts
+from .server_find import find
 from .server_kinds import Found, Wanted
 
 _POLL_S = 0.05
-_GPU_POLL_S = 0.1
+_SETTLE_S = 0.15
 # once the launcher is gone its children should follow; those that do not are asked themselves
 _FOLLOW_S = 1.0
 _IDLE_SHARE = 0.02  # of a GPU's memory: what drivers keep for themselves at rest
@@ -75,15 +76,22 @@ def wait_free(host: Host, wanted: Wanted, limits: Limits) -> View:
         FirstlightError: ``server-came-back``, ``foreign-holder`` or ``gpu-memory-stuck``, with who holds what.
     """
     deadline = time.monotonic() + limits.free_s
+    free_before = False
     while True:
         view = look(host, wanted.port, wanted.gpus)
         strangers = conflicts(view, wanted, Found("none"))
         stuck = [gpu for gpu in view.gpus if gpu.memory_used_mib > _at_rest(view, wanted, gpu.uuid)]
-        if not strangers and not stuck:
+        free = not strangers and not stuck
+        if free and free_before:
+            # what restarts the server has begun by now, though it may not listen yet
+            again = find(host, view, wanted, own_counts=False)
+            if again.main is not None:
+                raise _came_back(view, f"port {wanted.port}", again.main)
             return view
-        if time.monotonic() >= deadline:
+        if not free and time.monotonic() >= deadline:
             break
-        time.sleep(_GPU_POLL_S if view.gpus else _POLL_S)
+        free_before = free
+        time.sleep(_POLL_S if not free else _SETTLE_S)
     for stranger in strangers:
         process = view.processes.get(stranger.pid or 0)
         if process is not None and wanted.related(process):
@@ -174,7 +182,7 @@ def _unkillable(found: Found, living: Iterable[Process], waited_s: float) -> Fir
 def _came_back(view: View, resource: str, process: Process) -> FirstlightError:
     parent = describe(view, process.ppid)
     return FirstlightError(
-        f"{resource} is held again by {describe(view, process.pid)}: something started the old server anew "
+        f"something started the old server anew: {describe(view, process.pid)} takes {resource} "
         f"(its parent is {parent}).",
         where="the old server",
         why="It would fight the new server over port and GPU memory.",
