@@ -131,12 +131,12 @@ def _judge(messages: list[dict[str, Any]], ended: Ended, cases: Sequence[Case]) 
         raise unavailable(f"the isolated process failed before it touched the code: {broken}")
     for message in messages:
         if message.get("tried"):
-            tried = tuple(str(text) for text in message["tried"])
+            tried = tuple(_printable(text) for text in message["tried"])
             return Verdict("contained", f"refused before it ran: {'; '.join(tried)}", tried=tried)
         if message.get("syntax"):
-            return Verdict("wrong", str(message["syntax"]))
+            return Verdict("wrong", _printable(message["syntax"]))
         if "broken" in message:  # nothing foreign says so to its advantage: it is never right
-            how = f"broke the isolated interpreter: {message['broken']}"
+            how = f"broke the isolated interpreter: {_printable(message['broken'])}"
             return Verdict("contained", how, tried=(how,))
         if "raised" in message and "call" not in message:
             return _raised(message, "when the code was loaded")
@@ -170,10 +170,16 @@ def _judge_values(messages: list[dict[str, Any]], ended: Ended, cases: Sequence[
 
 
 def _raised(message: dict[str, Any], where: str) -> Verdict:
-    name, text = str(message.get("raised")), str(message.get("text", ""))
+    name, text = _printable(message.get("raised")), _printable(message.get("text", ""))
     if name in _LIMITS:
         return Verdict("contained", f"{_LIMITS[name]} {where}", tried=(_LIMITS[name],))
     return Verdict("wrong", f"raised {name}{': ' + text if text else ''} {where}")
+
+
+def _printable(text: Any) -> str:
+    """Foreign text on one line, without what a terminal would act on."""
+    one_line = " ".join(str(text).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in one_line)
 
 
 def _how(status: int) -> str:

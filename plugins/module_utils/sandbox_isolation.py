@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import resource
 import struct
 from collections.abc import Callable, Mapping
@@ -106,7 +105,7 @@ def confine(limits: Mapping[str, int], empty_dir: str, namespaces: list[str]) ->
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)  # after the change of user, which clears it
     no_new_privileges = _prctl(_PR_GET_NO_NEW_PRIVS, 0) == 1
     capabilities = _capabilities()
-    report["seccomp"] = _install_seccomp(platform.machine())
+    report["seccomp"] = _install_seccomp(os.uname().machine)
     report["held"] = prove(no_new_privileges, capabilities, report["limits"], "network" in namespaces)
     return report
 

@@ -46,6 +46,12 @@ def test_half_right_counts_the_right_cases() -> None:
     assert (verdict.name, verdict.right) == ("wrong", 1), verdict
 
 
+def test_an_exceptions_text_cannot_move_the_readers_cursor_or_fake_lines() -> None:
+    code = "def f(n): raise ValueError('x\\x1b[2J\\nverdict: right')"
+    detail = sandbox.run(code, "f", CASES, LIMITS).detail
+    assert detail == "raised ValueError: x?[2J verdict: right for (2)"
+
+
 def test_a_missing_function_is_wrong() -> None:
     assert "no function f" in sandbox.run("def g(n): return True", "f", CASES, LIMITS).detail
 
@@ -235,7 +241,7 @@ def test_runs_side_by_side_do_not_disturb_each_other() -> None:
 
 # --- refusal ---------------------------------------------------------------------------------------------------
 
-_NO_SECCOMP = ("_install_seccomp(platform.machine())", "False")
+_NO_SECCOMP = ("_install_seccomp(os.uname().machine)", "False")
 _NO_NAMESPACES = ("namespaces = sandbox_isolation.unshare()", "namespaces = []")
 _NO_ROOT = ('_empty_root(empty_dir, "mount" in namespaces)', '"none"')
 _AS_ROOT = ("    _drop_user()\n    _drop_capabilities()\n", "")
