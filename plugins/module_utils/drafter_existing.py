@@ -9,6 +9,7 @@ from .drafter_fields import AUX
 from .drafter_report import Problem
 from .drafter_values import FROM_WEIGHTS, OPEN, check_values
 
+_NOT_NEEDED = frozenset({"eos_token_id", "pad_token_id", "bos_token_id", "num_target_layers", "max_window_layers"})
 _DRAFTERS = ("DFlash", "Qwen3DSpark", "DSpark", "Gemma4DSpark")
 
 
@@ -90,7 +91,9 @@ def keep_existing(
                     changed.append(name)
                     kept[name] = inner
                 continue
-            wanted = name == AUX or name in user or (name not in kept and present.get(name) is None)
+            # what is null, false or only for completeness need not be added to another's file
+            lacking = name not in kept and present.get(name) is None and bool(value) and name not in _NOT_NEEDED
+            wanted = name == AUX or name in user or lacking
             if wanted and kept.get(name, ...) != value:
                 changed.append(name)
                 kept[name] = value
