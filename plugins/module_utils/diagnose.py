@@ -22,6 +22,7 @@ from .speculation_log import first_low, taps
 
 _GENERIC = (WRAPPER, DIED_SILENTLY, START_LIMIT)
 
+_STRANGER = "The log holds an error that the catalogue of failures does not know."
 _LONG_TRACEBACK = 300
 """Lines before a death in which an error of a server that was ready may be its cause; older ones it outlived."""
 
@@ -99,8 +100,14 @@ def diagnose(lines: Iterable[str], deployment: Mapping[str, object] | None = Non
             if verdict.id == NONE and vague is not None:
                 break  # an earlier start was well: what failed later is in the later starts only
             return verdict
-        vague = verdict if vague is None or vague.id == START_LIMIT else vague
+        vague = verdict if vague is None or _says_more(verdict, vague) else vague
     return vague or _SILENT
+
+
+def _says_more(older: Verdict, newer: Verdict) -> bool:
+    """Whether an older start tells more than that systemd gave up, or that something failed."""
+    told = older.id in (WRAPPER, DIED_SILENTLY) or older.cause == _STRANGER
+    return newer.id == START_LIMIT and told
 
 
 def _judge(start: Start, deployment: Mapping[str, object]) -> Verdict | None:
@@ -224,7 +231,7 @@ def _without_cause(
         best = died[0] if died and generic.kind.id == WRAPPER else generic
         return _verdict(best.kind, Seen(best.number, best.text), situation)
     if stranger is not None:
-        return _unknown(stranger, "The log ends in an error that firstlight's catalogue does not know.")
+        return _unknown(stranger, _STRANGER)
     for sign in ("dead", "trouble"):
         seen = start.last.get(sign)
         if seen is not None and (ready or 0) < seen.number < end:

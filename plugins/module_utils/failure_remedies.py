@@ -260,7 +260,7 @@ def _flag(text: str, at: Situation) -> str | None:
         return "Set vllm_server_tool_call_parser to one that the message lists, or empty."
     field = _field(at)
     if field and "Input should" in text:
-        return f"Correct vllm_server_{field} (or {field.replace('_', '-')} in vllm_server_extra_args), as the message says."
+        return f"Correct vllm_server_{field} (or {field.replace('_', '-')} in vllm_server_extra_args)."
     found = re.search(r"argument -{1,2}([\w-]+)", text)
     return (
         f"Correct {found[1]} in vllm_server_extra_args (or the variable of that name), as the message says."
@@ -274,7 +274,7 @@ def _speculation(text: str, at: Situation) -> str | None:
     if field and "Unexpected keyword" in text:
         return f"Remove {field} from speculative-config in vllm_server_extra_args: this vLLM has no such key."
     if field and "Input should" in text:
-        return f"Correct {field} of speculative-config (vllm_server_extra_args), as the message says; DFlash is method dflash."
+        return f"Correct {field} of speculative-config (vllm_server_extra_args); the method for DFlash is dflash."
     if "num_speculative_tokens` was provided" in text:
         return "Set vllm_server_num_speculative_tokens: 15 (the drafter's block size minus one)."
     return None

@@ -20,6 +20,8 @@ from .log_lines import LOUD, QUIET, SOFT, WINDOW, clean, split_level
 _BLOCK = 4000
 _MOST_PER_WORD = 100
 _KEPT = 400
+_KEPT_SIGNS = ("exception", "metrics", "taps", "unit", "banner")
+_HEAD = 120
 
 # What a line says about the course of a start, apart from any failure: name, words, pattern.
 _SIGNS: tuple[tuple[str, str, str], ...] = (
@@ -175,26 +177,37 @@ class _Window:
 
 
 def _worth_reading(block: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """The lines that hold one of ``_WORDS``: their indices, in order, and the words of each."""
-    text = "\n".join(block).lower()
-    words = [word for word in _WORDS if word in text]
-    if not words:
+    """The lines that hold a word which can matter in them: their indices, in order, and the words of each."""
+    quiet, loud = [], []
+    for index, line in enumerate(block):
+        if " INFO " in line[:_HEAD] or "it/s]" in line:
+            quiet.append(index)
+        elif not line.endswith("^"):  # the marks below a traceback's source lines
+            loud.append(index)
+    yield from sorted([*_holding(block, quiet, _QUIET_WORDS), *_holding(block, loud, _WORDS)])
+
+
+def _holding(block: list[str], indices: list[int], words: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Those of some lines that hold one of the words; not all where one word is in very many."""
+    lowered = [block[index].lower() for index in indices]
+    text = "\n".join(lowered)
+    present = [word for word in words if word in text]
+    if not present:
         return
-    lowered = text.split("\n")
     begins = [0, *accumulate(len(line) + 1 for line in lowered)]
     found: set[int] = set()
-    for word in words:
+    for word in present:
         at = text.find(word)
-        budget = _MOST_PER_WORD
+        budget = _ENOUGH.get(word, _MOST_PER_WORD)
         while at >= 0 and budget:
-            index = bisect_right(begins, at) - 1
-            found.add(index)
+            place = bisect_right(begins, at) - 1
+            found.add(place)
             budget -= 1
-            at = text.find(word, begins[index + 1])
+            at = text.find(word, begins[place + 1])
         if at >= 0:  # the last one counts as well: it tells that a server still lives
             found.add(bisect_right(begins, text.rfind(word)) - 1)
-    for index in sorted(found):
-        yield index, [word for word in words if word in lowered[index]]
+    for place in found:
+        yield indices[place], [word for word in present if word in lowered[place]]
 
 
 def _read(starts: list[Start], number: int, line: str, words: list[str], window: _Window) -> None:
@@ -211,7 +224,7 @@ def _read(starts: list[Start], number: int, line: str, words: list[str], window:
     for name in signs:
         start.first.setdefault(name, seen)
         start.last[name] = seen
-        if name in ("exception", "metrics", "taps") and len(start.kept.setdefault(name, [])) < _KEPT:
+        if name in _KEPT_SIGNS and len(start.kept.setdefault(name, [])) < _KEPT:
             start.kept[name].append(seen)
     for word in words:
         if word in _REMEMBERED:
@@ -266,4 +279,10 @@ for _kind in KINDS:
 _REMEMBERED = frozenset(
     word for kind in KINDS for matcher in kind.matchers for word in (*matcher.absent, *matcher.after)
 )
-_WORDS = tuple(sorted({*_MATCHERS, *_REMEMBERED, *(word for _, word, _ in _SIGNS)}))
+_SIGN_WORDS = frozenset(word for _, word, _ in _SIGNS)
+_WORDS = tuple(sorted({*_MATCHERS, *_REMEMBERED, *_SIGN_WORDS}))
+# in a line of information only these can matter
+_TALKING = frozenset(word for word, found in _MATCHERS.items() if any(matcher.any_level for _, matcher in found))
+_QUIET_WORDS = tuple(sorted({*_TALKING, *_REMEMBERED, *_SIGN_WORDS}))
+# of signs that only tell that, not what, the first few lines and the last one will do
+_ENOUGH = dict.fromkeys(_SIGN_WORDS - {*_MATCHERS, *(word for name, word, _ in _SIGNS if name in _KEPT_SIGNS)}, 3)
