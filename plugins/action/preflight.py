@@ -8,6 +8,7 @@ Here all of them are checked before the host is touched at all.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.cache_key import d
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import check_values, tree_digest
 
-_DIGITS = 20
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 COLLECTION = Path(__file__).resolve().parents[2]
 
 
@@ -42,7 +43,7 @@ def _mistyped(kind: str, value: Any) -> bool:
     if isinstance(value, bool):
         return kind not in {"bool", "raw"}
     if kind == "int" and isinstance(value, str):
-        return len(value) > _DIGITS  # "1e999999999" is a legal decimal that takes all memory as an integer
+        return not _WHOLE.fullmatch(value)  # "1e999999999" would take hours and all memory to become an integer
     return isinstance(value, (dict, list, tuple)) and kind in {"str", "path", "int", "float", "bool"}
 
 

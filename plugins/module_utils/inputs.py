@@ -242,7 +242,8 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
             "vllm_server_max_num_batched_tokens",
             f"{tokens} leaves {int(tokens) - (k - 1) * int(seqs) if k else int(tokens)} tokens a step to schedule:"
             f" drafting {k} tokens for {seqs} sequences takes {(k - 1) * int(seqs) if k else 0} of them.",
-            f"set at least {(k + 1) * int(seqs)} ((k + 1) x max_num_seqs); 32768 is ample.",
+            f"set at least {(k + 1) * int(seqs)} ((k + 1) x max_num_seqs), or lower vllm_server_max_num_seqs or"
+            " vllm_server_num_speculative_tokens.",
             why="vLLM would end at start with `max_num_scheduled_tokens is set to -…`.",
         )
 
