@@ -40,7 +40,7 @@ from . import (
 from .cutover import UNFINISHED, CutoverStore
 from .errors import FirstlightError
 from .host_view import Host
-from .release import write_atomically
+from .release import Layout, write_atomically
 from .server_kinds import Wanted
 from .server_restore import RestoreOptions, restore
 from .systemd import Systemd
@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
         own_unit=f"{store.unit}.service",
         tolerated_gpu_mib=given.tolerated_gpu_mib,
     )
-    options = RestoreOptions(wanted, given.config_dir)
+    options = RestoreOptions(wanted, Layout(store.unit, given.config_dir, given.state_dir))
     try:
         result = restore(host, store, guard.disarm, options, note="nobody committed the cutover in time")
     except FirstlightError as error:

@@ -20,7 +20,7 @@ from .cutover import CutoverStore, OldServer, ProcessRecipe, Record
 from .errors import FirstlightError
 from .host_view import Host, look_at_processes
 from .process_recipe import carried_by_systemd
-from .release import Layout, environment_file, load_state, write_atomically
+from .release import UNIT, Layout, environment_file, load, load_state, put, write_atomically
 from .release_service import running_release, withdraw
 from .server_end import Limits, end, wait_free
 from .server_kinds import Found, Wanted
@@ -38,7 +38,7 @@ class RestoreOptions:
 
     Attributes:
         wanted: port and GPUs that must be free before the old server starts; its own unit is the new server.
-        config_dir: parent of the own unit's releases.
+        layout: where the files of firstlight's own unit lie.
         limits: seconds to wait for the new server to end and for port and memory to become free.
         no_progress_s: seconds in which nothing moves before the restore is called failed.
         committed: restore even after the commit, as on request; else only an unfinished cutover is undone.
@@ -46,7 +46,7 @@ class RestoreOptions:
     """
 
     wanted: Wanted
-    config_dir: Path = Path("/etc/firstlight")
+    layout: Layout
     limits: Limits = field(default_factory=Limits)
     no_progress_s: float = 300.0
     committed: bool = False
@@ -80,7 +80,7 @@ def restore(
         old = _which(record, options)
         if record is None or old is None:
             return _result(record, changed=False, reason="there is no unfinished cutover")
-        layout = Layout(store.unit, options.config_dir, store.folder.parent)
+        layout = options.layout
         if not options.committed and _decided_for_the_new(host, layout, record, options.wanted.own_unit):
             reason = "the new server was committed in the meantime and serves"
             if not check:
@@ -102,13 +102,12 @@ def restore(
         if check:
             return _result(record, changed=True, reason="the old server would be started")
         began = time.monotonic()
-        _end_new(host, layout, record, old, options)
-        warnings = []
+        warnings = _end_new(host, layout, record, old, options)
         try:
             wait_free(host, _nobody(options.wanted), options.limits)
         except FirstlightError as error:  # the old server is started all the same: it may still fit
             warnings.append(error.what)
-        unit = _start(host, store, old)
+        unit = _start(host, store, layout, old)
         answer = _prove(host, old, unit, options.no_progress_s)
         record = store.advance("restored", note)
         disarm()
@@ -121,7 +120,10 @@ def _decided_for_the_new(host: Host, layout: Layout, record: Record, unit: str) 
     """Whether the new server was recorded as the host's deployment by a run that was then cut off."""
     if not record.unfinished or not _running(host, unit):
         return False
-    state = load_state(layout)
+    try:
+        state = load_state(layout)
+    except FirstlightError:  # unreadable: then it decides nothing, and must not keep the old server from coming back
+        return False
     decided = float(state.get("committed_at") or 0.0) >= record.created_s > 0
     return decided and running_release(host.systemd.show(unit)) == state.get("release")
 
@@ -171,11 +173,11 @@ def _nobody(wanted: Wanted) -> Wanted:
     return dataclasses.replace(wanted, own_unit="")
 
 
-def _end_new(host: Host, layout: Layout, record: Record, old: OldServer, options: RestoreOptions) -> None:
+def _end_new(host: Host, layout: Layout, record: Record, old: OldServer, options: RestoreOptions) -> list[str]:
     """Stop the new server, put back the unit file of the release committed last, keep it from starting."""
     unit = options.wanted.own_unit
     if not unit or not host.has_systemd():
-        return
+        return []
     state = host.systemd.show(unit)
     if state.running:
         view = look_at_processes(host)
@@ -184,10 +186,14 @@ def _end_new(host: Host, layout: Layout, record: Record, old: OldServer, options
     if old.kind != "release" and state.exists and state.enabled:
         host.systemd.disable(unit)
     if record.unfinished:
-        withdraw(layout, host.systemd, check=False)
+        try:
+            withdraw(layout, host.systemd, check=False)
+        except FirstlightError as error:  # its files matter less than a server on the host
+            return [error.message]
+    return []
 
 
-def _start(host: Host, store: CutoverStore, old: OldServer) -> str:
+def _start(host: Host, store: CutoverStore, layout: Layout, old: OldServer) -> str:
     """Start the old server; returns the unit to watch, empty for a container."""
     if old.container is not None:
         recipe = old.container
@@ -198,6 +204,9 @@ def _start(host: Host, store: CutoverStore, old: OldServer) -> str:
         return ""
     if old.process is not None:
         return _start_process(host, store, old.process)
+    if old.release:
+        put(layout.unit_file, load(layout, old.release).files[UNIT], 0o644, check=False)
+        host.systemd.daemon_reload()
     host.systemd.reset_failed(old.unit)
     if old.enabled and not host.systemd.show(old.unit).enabled:
         host.systemd.enable(old.unit)

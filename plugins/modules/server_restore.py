@@ -134,6 +134,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.cutover import Cut
 from ansible_collections.firstlight.vllm.plugins.module_utils.cutover_guard import Guard
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_view import Host
+from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import wanted_from
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_restore import RestoreOptions, restore
@@ -162,7 +163,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
     guard = Guard(store, host.systemd, config_dir=Path(params["config_dir"]))
     options = RestoreOptions(
         wanted=wanted_from(params),
-        config_dir=Path(params["config_dir"]),
+        layout=Layout(store.unit, Path(params["config_dir"]), Path(params["state_dir"])),
         limits=Limits(term_s=params["term_timeout_s"], free_s=params["free_timeout_s"]),
         no_progress_s=params["stall_timeout_s"],
         committed=params["committed"],
