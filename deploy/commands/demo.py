@@ -16,6 +16,10 @@ from deploy.report import print_result
 
 LAB = Path("tests", "lab", "lab.sh")
 INVENTORY = Path("inventory", "demo", "hosts.yml")
+NOTE = (
+    "This was a CPU: vLLM 0.20.1's CPU build speculates only with a plugin made for tests (tests/cpu_plugin), and the "
+    "tiny models know one answer. A GPU host needs neither."
+)
 _CANNOT = 3  # the lab's exit status where systemd containers cannot run
 
 
@@ -45,9 +49,12 @@ def run(args: argparse.Namespace) -> int:
         extravars=extra_vars(args.extra_vars),
     )
     if args.json:
-        print_json(result.as_dict())
+        print_json({**result.as_dict(), "note": NOTE})
     else:
-        print_result(result, Console(), check=args.check)
+        console = Console()
+        print_result(result, console, check=args.check)
+        console.print(NOTE, style="dim")
+        console.print(f"Look around: {LAB} shell demo. Remove it: {LAB} down demo.", style="dim", highlight=False)
     return EXIT_STATUS[result.status]
 
 
