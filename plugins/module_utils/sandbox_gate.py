@@ -17,6 +17,7 @@ import heapq  # noqa: F401 - Counter.most_common loads it when called, and then 
 import itertools
 import math
 import random
+import re
 import types
 import unicodedata  # noqa: F401 - the parser loads it for names that are not ASCII
 from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "itertools": tuple(name for name in dir(itertools) if not name.startswith("_")),
     "functools": ("cache", "cmp_to_key", "lru_cache", "partial", "reduce"),
     "collections": ("Counter", "OrderedDict", "defaultdict", "deque"),
+    "re": (
+        "I", "IGNORECASE", "compile", "escape", "findall", "finditer", "fullmatch", "match", "search", "split", "sub",
+    ),
     "random": ("choice", "randint", "random", "randrange", "sample", "seed", "shuffle"),
     "typing": (
         "Any", "Callable", "Dict", "Generator", "Iterable", "Iterator", "List", "Optional", "Sequence", "Set",
@@ -45,6 +49,7 @@ _REAL_MODULES = {
     "functools": functools,
     "collections": collections,
     "random": random,
+    "re": re,
 }
 
 _BUILTINS = (
@@ -68,7 +73,7 @@ ATTRIBUTES = frozenset(
     for owner in (*_VALUE_TYPES, collections.Counter, collections.deque)
     for name in dir(owner)
     if not name.startswith("_") and name not in _NEVER
-) | frozenset(name for names in MODULES.values() for name in names) | {"cache_clear", "cache_info", "args"}  # fmt: skip
+) | frozenset(name for names in MODULES.values() for name in names) | {"args", "cache_clear", "cache_info", "end", "group", "groups", "span", "start"}  # fmt: skip
 
 _NODES: tuple[type[ast.AST], ...] = (
     ast.Module, ast.FunctionDef, ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For,
