@@ -147,10 +147,10 @@ def acceptance_of(value: object) -> Acceptance | None:
 
 
 def _failure(events: Sequence[Event]) -> Failure:
-    """The fault that began it: what was rescued comes before the task that ends the run."""
+    """The fault that began it: it comes before those of the way back and before the task that ends the run."""
     last = events[-1]
     explained = [event for event in events if _mapping(event.result.get("failure"))]
-    origin = last if last in explained else (explained or list(events))[0]
+    origin = (explained or list(events))[0]
     message = _message(origin)
     raw = _mapping(origin.result.get("failure"))
     return Failure(
@@ -158,6 +158,7 @@ def _failure(events: Sequence[Event]) -> Failure:
         cause=_first(raw, "cause", "what") or message,
         remedy=_first(raw, "remedy", "fix"),
         message=message,
+        where=_first(raw, "where"),
         task=origin.task,
         outcome=_message(last) if last is not origin else "",
     )

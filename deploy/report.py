@@ -108,7 +108,9 @@ def _failure(failure: Failure) -> Table:
     table.add_row(Text("cause", style="red"), Text(f"{failure.cause} [{failure.id}]"))
     if failure.task:
         table.add_row(Text("task", style="dim"), Text(failure.task))
-    if failure.message and failure.message != failure.cause:
+    if failure.where:
+        table.add_row(Text("where", style="dim"), Text(failure.where))
+    if failure.message and failure.cause not in failure.message:
         table.add_row(Text("message", style="dim"), Text(failure.message))
     if failure.remedy:
         table.add_row(Text("fix", style="green"), Text(failure.remedy))

@@ -52,6 +52,7 @@ class Failure:
         cause: what is wrong, in one sentence.
         remedy: what to do; empty when nobody knows.
         message: the failed task's whole message.
+        where: the variable, file, unit or host part concerned; empty when the failure names none.
         task: the task's name.
         outcome: what the run did about it, such as bringing the former server back; or empty.
     """
@@ -60,6 +61,7 @@ class Failure:
     cause: str
     remedy: str
     message: str
+    where: str = ""
     task: str = ""
     outcome: str = ""
 

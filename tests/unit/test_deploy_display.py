@@ -129,7 +129,9 @@ def test_the_report_shows_answer_verdict_acceptance_phases_and_failure() -> None
         report={"downtime_ratio": 1.02, "answer": "not twice"},
         warnings=("the window is small",),
     )
-    bad = HostResult(ok=False, failure=Failure("oom", "out of memory", "Set it lower.", "m", "Wait", "SGLang is back."))
+    bad = HostResult(
+        ok=False, failure=Failure("oom", "out of memory", "Set it lower.", "m", "gpu 0", "Wait", "SGLang is back.")
+    )
     print_result(RunResult("failed", {"gpu1": good, "gpu2": bad}, 75), out)
     text = text_of(out)
     for words in (

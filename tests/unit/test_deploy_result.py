@@ -31,15 +31,16 @@ def collect(*events: dict[str, Any]) -> dict[str, HostResult]:
     return collector.hosts()
 
 
-def test_the_last_task_that_explains_its_failure_wins_over_a_rescued_one() -> None:
+def test_the_first_failure_that_explains_itself_is_the_cause_and_the_last_one_the_outcome() -> None:
     host = collect(
-        failed("h", "probe", msg="harmless", failure={"kind": "a", "what": "A"}),
-        failed("h", "gate", msg="all of it", failure={"id": "b", "cause": "B", "remedy": "R"}),
+        failed("h", "probe", msg="unexplained"),
+        failed("h", "gate", msg="all of it", failure={"id": "b", "cause": "B", "remedy": "R", "where": "W"}),
+        failed("h", "restore", msg="not restored", failure={"kind": "c", "what": "C"}),
         stats(failures={"h": 1}, processed={"h": 1}),
     )["h"]
     assert host.failure is not None
     assert (host.failure.id, host.failure.cause, host.failure.remedy, host.failure.task) == ("b", "B", "R", "gate")
-    assert host.failure.outcome == ""
+    assert (host.failure.where, host.failure.outcome) == ("W", "not restored")
 
 
 def test_a_failure_without_an_explanation_gives_its_message() -> None:
