@@ -72,8 +72,8 @@ BUILD = (
         "ninja-not-on-path",
         "build-env",
         "Kernels are built with ninja; the venv has it, but the venv's bin directory is not on the service's PATH.",
-        "Put the venv's bin directory first in PATH: vllm_server_environment: {PATH: "
-        "/opt/firstlight/venvs/current/bin:/usr/local/cuda/bin:/usr/bin:/bin}.",
+        "Remove PATH from vllm_server_environment: firstlight puts the venv's bin directory first. Elsewhere "
+        "put it first in the unit's PATH.",
         (
             Matcher("ninja'", r"No such file or directory: '[\w/.-]*ninja'"),
             Matcher("ninja: ", r"\bninja: (?:not found|command not found)"),
@@ -151,7 +151,7 @@ VERSION = (
         "version",
         "The installed torch is built for a newer CUDA than the host's NVIDIA driver supports.",
         "Upgrade the NVIDIA driver to 580 or newer and reboot, or install the build for the CUDA that the driver "
-        "supports (vllm_install_index with a +cu129 wheel).",
+        "supports (vllm_install_index_url with a +cu129 wheel).",
         (
             Matcher("nvidia driver on your system is too old", any_level=True),
             Matcher("cuda driver version is insufficient for cuda runtime version", any_level=True),
@@ -178,8 +178,8 @@ VERSION = (
         "version",
         "Compiled parts of vLLM or torch belong to another torch, CUDA major version or nvidia library than those "
         "in the venv.",
-        "Let vllm_install make a fresh venv from its lock (set vllm_install_state: reinstalled or remove the venv "
-        "that the traceback names); never upgrade torch alone.",
+        "Remove the venv that the traceback names and run firstlight again: vllm_install makes it anew from "
+        "its lock; never upgrade torch alone, nor with vllm_install_extra_packages.",
         (
             Matcher("undefined symbol", r"\.so[.\d]{0,20}: undefined symbol", never=r"(?<!vllm_)flash_attn"),
             Matcher("cannot open shared object file", rf"\b{_CUDA_LIBRARY}: cannot open shared object"),
@@ -202,7 +202,7 @@ VERSION = (
         "flash-attn-wheel-abi",
         "version",
         "A flash-attn wheel that was built for another torch is installed and breaks whatever imports it.",
-        "Rebuild or remove flash-attn in the venv (vllm_install_flash_attention: none lets vLLM use its own kernels).",
+        "Rebuild or remove flash-attn in the venv (vllm_install_flash_attn: none lets vLLM use its own kernels).",
         (
             Matcher("flash_attn", r"flash_attn_\w{0,20}cuda[\w.-]{0,120}\.so"),
             Matcher("flash_attn_2_cuda"),

@@ -88,7 +88,7 @@ CAPACITY = (
         "capacity",
         "A KV cache of fixed size was asked for that is larger than the memory the process may still take.",
         "Lower kv-cache-memory-bytes in vllm_server_extra_args (CPU build: VLLM_CPU_KVCACHE_SPACE in "
-        "vllm_server_environment) below the free memory and below the unit's memory limit.",
+        "vllm_server_environment) below the free memory and below the unit's MemoryMax=.",
         (
             Matcher("is less than requested memory for kv"),
             Matcher("defaultcpuallocator: can't allocate memory"),
@@ -117,8 +117,8 @@ CAPACITY = (
         "disk-full",
         "capacity",
         "The file system that holds a download, a cache or the output is full.",
-        "Free space on that file system, or move the caches: vllm_server_environment: {HF_HOME: ..., "
-        "VLLM_CACHE_ROOT: ...} on a larger disk.",
+        "Free space on that file system (the prune playbook removes old venvs and caches), or mount a larger "
+        "disk at /var/cache or vllm_install_root.",
         (
             Matcher("no space left on device", never=_SHARED_MEMORY),
             Matcher("storagefull"),
@@ -132,7 +132,7 @@ CAPACITY = (
         "killed-by-oom",
         "capacity",
         "The kernel ended a process of the server, because host memory or the unit's memory limit was exhausted.",
-        "Raise the unit's memory limit (MemoryMax=) or give the host more RAM.",
+        "Raise MemoryMax= in vllm_server_unit_dropin, or give the host more RAM.",
         (
             Matcher("failed with result 'oom-kill'", any_level=True),
             Matcher("killed by the oom killer", any_level=True),
@@ -155,7 +155,7 @@ CAPACITY = (
         "task-limit-reached",
         "capacity",
         "The service may not create as many threads or processes as its libraries want.",
-        "Raise TasksMax= and LimitNPROC= of the unit (in a container --pids-limit).",
+        "Set TasksMax=infinity and LimitNPROC=infinity in vllm_server_unit_dropin (in a container --pids-limit).",
         (
             Matcher("pthread_create", r"pthread_create.{0,40}Resource temporarily unavailable"),
             Matcher("rlimit_nproc"),

@@ -199,7 +199,8 @@ CONFIG = (
         "systemd-start-limit",
         "config",
         "systemd gave up restarting; the failure itself happened in an earlier start.",
-        "Read the first failed start in the unit's journal, mend that, then run systemctl reset-failed for the unit.",
+        "Read the first failed start in the unit's journal, mend that, then run systemctl reset-failed; "
+        "vllm_server_restart_s and vllm_server_start_limit_burst set how soon systemd gives up.",
         (
             Matcher("start request repeated too quickly", any_level=True),
             Matcher("start-limit-hit", any_level=True),
@@ -255,8 +256,8 @@ NETWORK = (
         "gated-repo",
         "network",
         "The model repository is gated and the service has no token with access to it.",
-        "Accept the licence on the hub and give a token with access (model_hub_token), or fetch the weights "
-        "elsewhere and serve a local path.",
+        "Accept the licence on the hub and set model_token (drafter_hub_token for the drafter) to a token "
+        "with access, or serve weights that lie on the host (model_path).",
         (
             Matcher("trying to access a gated repo"),
             Matcher("cannot access gated repo"),
@@ -271,8 +272,8 @@ NETWORK = (
         "hub-unreachable",
         "network",
         "The model is not in the local cache, and the hub may not or cannot be asked.",
-        "Let firstlight place the weights (model_path or model_repository), or fetch them as the service user "
-        "beforehand; drop HF_HUB_OFFLINE from vllm_server_environment if the host may go online.",
+        "Let firstlight place the weights before the start (model_path, or model_repo with model_revision); "
+        'only with HF_HUB_OFFLINE: "0" in vllm_server_environment does the service itself ask the hub.',
         (
             Matcher("outgoing traffic has been disabled"),
             Matcher("localentrynotfounderror"),

@@ -92,7 +92,8 @@ ENGINE = (
         "compile-cache-stale",
         "engine",
         "A compiled graph on disk is damaged, or belongs to another configuration and is loaded again.",
-        "Delete the torch_compile_cache directory under the service's VLLM_CACHE_ROOT and start again.",
+        "Delete the unit's compile cache, the folder torch_compile_cache below /var/cache/<unit> (elsewhere "
+        "below VLLM_CACHE_ROOT), and start again.",
         (
             Matcher("corrupted compilation artifact"),
             Matcher("failed to get the hash of the compiled graph"),

@@ -9,6 +9,7 @@ _MODEL_JSON = (
     r"|transformers/|generation_config|load_vocab|preprocessor"
 )
 _QUOTED = r"(?:PosixPath\()?['\"]"
+_DENIALS = ("permission denied: ", "read-only file system: ", "no such file or directory: ")
 _DENIED = rf"(?:Permission denied|Read-only file system|No such file or directory): {_QUOTED}"
 _DRAFTING = r"drafter|dflash|spec_decode|speculat|eagle|_build_context_kv|DraftModel"
 
@@ -17,7 +18,8 @@ FILES = (
         "model-dir-invalid",
         "files",
         "The path given for the target or the drafter does not exist, cannot be read, or holds no config.json.",
-        "Check that model_path (or drafter_path) is absolute, readable by the service user and contains config.json.",
+        "Check that model_path (or drafter_path) is absolute, readable by the service user and contains "
+        "config.json; a path below /home or /root needs vllm_server_readable_paths.",
         (
             Matcher("invalid repository id or local directory specified"),
             Matcher("repo id must be in the form"),
@@ -84,7 +86,7 @@ FILES = (
         "lfs-pointer",
         "files",
         "The weight file is the small text that git-lfs leaves in place of the data.",
-        "Run git lfs pull in the directory, or fetch the weights with firstlight (model_repository) or hf download.",
+        "Run git lfs pull in the directory, or let firstlight fetch the weights (model_repo, drafter_repo).",
         (
             Matcher("headertoolarge"),
             Matcher("header too large"),
@@ -136,8 +138,8 @@ PERMISSION = (
         "cache-dir-not-writable",
         "permission",
         "A cache directory that vLLM, Triton or the hub library wants to use is absent or belongs to another user.",
-        "Make the named directory writable for the service user, or point the cache at one that is: "
-        "vllm_server_environment: {VLLM_CACHE_ROOT: ..., TRITON_CACHE_DIR: ..., HF_HOME: ...}.",
+        "Give the named directory to the service user (vllm_server_user), or point HF_HOME elsewhere in "
+        "vllm_server_environment if it is the hub's; firstlight keeps all other caches in /var/cache/<unit>.",
         (
             Matcher(
                 "permission denied: ", rf"\[(?:Errno|error) 13\] Permission denied: {_QUOTED}/", never=r"['\"]/dev/"
@@ -156,8 +158,7 @@ PERMISSION = (
         "Set vllm_server_environment: {HOME: /var/lib/vllm, XDG_CACHE_HOME: /var/cache/vllm} with directories that "
         "the service user owns.",
         (
-            Matcher("/.", rf"{_DENIED}/\.\w"),
-            Matcher("/nonexistent", rf"{_DENIED}/nonexistent"),
+            *(Matcher(words, rf"{_DENIED}/(?:\.\w|nonexistent)") for words in _DENIALS),
             Matcher("cannot create directory", r"cannot create directory .?/(?:\.\w|nonexistent)"),
             Matcher("could not determine home directory"),
             Matcher("getpwuid(): uid not found", hint=True),
@@ -232,7 +233,7 @@ DRAFTER = (
         "drafter-quantized",
         "drafter",
         "The drafter is weight-quantised, and vLLM reads a plain weight tensor from it.",
-        "Place the bf16 version of the drafter (drafter_path or drafter_repository).",
+        "Place the bf16 version of the drafter (drafter_path or drafter_repo).",
         (
             Matcher("object has no attribute 'weight'", r"'\w*Linear\w*' object has no attribute 'weight'"),
             Matcher("object has no attribute 'weight'", near=_DRAFTING),
@@ -242,8 +243,9 @@ DRAFTER = (
         "drafter-low-acceptance",
         "drafter",
         "The server runs, but nearly every drafted token is refused: the drafter sees the wrong hidden states.",
-        "Correct drafter_target_layer_ids, drafter_mask_token_id and the drafter's layer_types (before vLLM 0.22 "
-        "eagle_aux_hidden_state_layer_ids must be each id plus one), and start with an empty compile cache.",
+        "Correct the drafter with drafter_set: {target_layer_ids: [...], mask_token_id: ...} (before vLLM "
+        "0.22 eagle_aux_hidden_state_layer_ids must be each id plus one), and start with an empty compile "
+        "cache.",
         stage=Stage.SERVE,
         effect=Effect.SPARES,
     ),
@@ -259,7 +261,7 @@ DRAFTER = (
         "drafter-config-incomplete",
         "drafter",
         "The drafter's config.json does not say which token id marks a position to be drafted.",
-        "Set drafter_mask_token_id from the drafter's model card; firstlight writes it into the config.json.",
+        "Set drafter_set: {mask_token_id: ...} from the drafter's model card; firstlight writes it into config.json.",
         (
             Matcher("for parallel drafting, the draft model config must have"),
             Matcher("mask_token_id", r"(?:KeyError|AttributeError)\b.*\bmask_token_id"),

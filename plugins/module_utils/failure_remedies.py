@@ -302,12 +302,12 @@ def _low_acceptance(text: str, at: Situation) -> str | None:
         return None
     if tuple(wanted) == shown:
         return (
-            "The taps in the log are the right ones: check drafter_mask_token_id and the drafter's weights, and start "
-            "once with an empty compile cache."
+            "The taps in the log are the right ones: check mask_token_id (drafter_set) and the drafter's weights, and "
+            "start once with an empty compile cache."
         )
     return (
         f"The log shows the taps {list(shown)} where {list(wanted)} are right: run firstlight again, so that it writes "
-        "the drafter's config.json, or set drafter_target_layer_ids; the compile cache must not be reused."
+        "the drafter's config.json, or set target_layer_ids in drafter_set; the compile cache must not be reused."
     )
 
 
@@ -347,10 +347,13 @@ _CONCRETE: dict[str, Callable[[str, Situation], str | None]] = {
     "env-var-malformed": _variable,
     "spec-config-invalid": _speculation,
     "cache-dir-not-writable": _path(
-        "Make {path} writable for the service user, or point the cache that uses it elsewhere with "
-        "vllm_server_environment (VLLM_CACHE_ROOT, TRITON_CACHE_DIR, HF_HOME)."
+        "Make {path} writable for the service user (vllm_server_user), or point HF_HOME elsewhere in "
+        "vllm_server_environment if it is the hub's cache."
     ),
-    "model-dir-invalid": _path("Check that {path} exists, is readable by the service user and holds a config.json."),
+    "model-dir-invalid": _path(
+        "Check that {path} exists, is readable by the service user and holds a config.json; below /home or /root it "
+        "needs vllm_server_readable_paths."
+    ),
     "model-json-broken": _path("Fetch {path} again from the hub at the same revision."),
     "weights-missing": _path("Put the *.safetensors files of the model into {path}."),
     "drafter-low-acceptance": _low_acceptance,

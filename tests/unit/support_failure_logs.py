@@ -1,5 +1,7 @@
 """Surroundings of a log's deciding lines: what a real server writes before and after them."""
 
+# ruff: noqa: E501 - the lines of a log stay whole
+
 from __future__ import annotations
 
 from collections.abc import Sequence

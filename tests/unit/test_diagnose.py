@@ -1,5 +1,7 @@
 """Verdicts on logs: the collected ones with their labels, whole ones of real servers, and the shapes logs come in."""
 
+# ruff: noqa: E501 - the lines of a log stay whole
+
 from __future__ import annotations
 
 import csv
@@ -7,6 +9,8 @@ import io
 import json
 
 import pytest
+from ansible_collections.firstlight.vllm.plugins.module_utils.diagnose import Verdict, diagnose, diagnose_unit
+from ansible_collections.firstlight.vllm.plugins.module_utils.log_lines import read_lines
 from support_failure_logs import (
     CONFIGURED,
     DIED,
@@ -19,9 +23,6 @@ from support_failure_logs import (
     journal,
     worker_error,
 )
-
-from ansible_collections.firstlight.vllm.plugins.module_utils.diagnose import Verdict, diagnose, diagnose_unit
-from ansible_collections.firstlight.vllm.plugins.module_utils.log_lines import read_lines
 
 NOT_TELLING = "undecidable"
 

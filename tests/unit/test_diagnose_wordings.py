@@ -1,8 +1,13 @@
 """Wordings of failures as they are met in the wild: each kind in several, and what only looks like one."""
 
+# ruff: noqa: E501 - the lines of a log stay whole
+
 from __future__ import annotations
 
 import pytest
+from ansible_collections.firstlight.vllm.plugins.module_utils.diagnose import diagnose
+from ansible_collections.firstlight.vllm.plugins.module_utils.failure_catalogue import BY_ID
+from ansible_collections.firstlight.vllm.plugins.module_utils.failure_kinds import Effect
 from support_failure_logs import (
     CACHED,
     COMPILED,
@@ -15,10 +20,6 @@ from support_failure_logs import (
     journal,
     worker_error,
 )
-
-from ansible_collections.firstlight.vllm.plugins.module_utils.diagnose import diagnose
-from ansible_collections.firstlight.vllm.plugins.module_utils.failure_catalogue import BY_ID
-from ansible_collections.firstlight.vllm.plugins.module_utils.failure_kinds import Effect
 
 REFUSALS = {  # told by the API server while it reads its configuration
     "batched-tokens-too-small": [
