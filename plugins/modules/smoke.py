@@ -235,13 +235,8 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.prompts import DEF
 from ansible_collections.firstlight.vllm.plugins.module_utils.sandbox_process import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_diagnosis import explain
 from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_evidence import from_drafter
-from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_run import (
-    Plan,
-    SmokeFailure,
-    default_bursts,
-    run,
-    validate,
-)
+from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_plan import Plan, default_bursts, validate
+from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_run import SmokeFailure, run
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "base_url": {"type": "str", "required": True},

@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.firstlight.vllm.plugins.module_utils import smoke_run
+from ansible_collections.firstlight.vllm.plugins.module_utils import smoke_plan, smoke_run
 from ansible_collections.firstlight.vllm.plugins.module_utils.acceptance import Evidence
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.openai_api import Server
 from ansible_collections.firstlight.vllm.plugins.module_utils.prompts import resolve
 from ansible_collections.firstlight.vllm.plugins.module_utils.sandbox import Case, Verdict
 from ansible_collections.firstlight.vllm.plugins.module_utils.sandbox_process import Limits
-from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_run import Plan, Report, SmokeFailure
+from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_plan import Plan
+from ansible_collections.firstlight.vllm.plugins.module_utils.smoke_run import Report, SmokeFailure
 from support_fake_vllm import RIGHT, WRONG, FakeVllm, hold_until, serve
 
 PRIME = resolve(["is_prime"])
@@ -307,8 +308,8 @@ def test_a_wrong_key_fails_without_showing_it() -> None:
 
 
 def test_the_default_load_is_twice_the_most_and_then_half() -> None:
-    assert smoke_run.default_bursts(16) == (16, 16, 8)
-    assert smoke_run.default_bursts(1) == (1, 1, 1)
+    assert smoke_plan.default_bursts(16) == (16, 16, 8)
+    assert smoke_plan.default_bursts(1) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -327,5 +328,5 @@ def test_the_default_load_is_twice_the_most_and_then_half() -> None:
 )
 def test_numbers_that_would_prove_nothing_are_refused(change: dict[str, Any], name: str) -> None:
     with pytest.raises(FirstlightError) as error:
-        smoke_run.validate(replace(PLAN, **change))
+        smoke_plan.validate(replace(PLAN, **change))
     assert error.value.where == name
