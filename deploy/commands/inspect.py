@@ -131,6 +131,13 @@ def load_families() -> list[dict[str, Any]]:
     return rows
 
 
+def _plain(text: str) -> str:
+    """Make names of files and tensors harmless to a terminal, and to rich."""
+    from rich.markup import escape  # noqa: PLC0415
+
+    return escape("".join(char if char.isprintable() else ascii(char)[1:-1] for char in text))
+
+
 def _print_report(report: DrafterReport, note: str) -> None:
     from rich.console import Console  # noqa: PLC0415 - not needed with --json
     from rich.markup import escape  # noqa: PLC0415
@@ -144,12 +151,12 @@ def _print_report(report: DrafterReport, note: str) -> None:
         for column in ("field", "value", "from", "note"):
             table.add_column(column, overflow="fold")
         for name, field in report.fields.items():
-            table.add_row(name, escape(json.dumps(field.value)), field.source, escape(field.note))
+            table.add_row(name, escape(json.dumps(field.value)), field.source, _plain(field.note))
         console.print(table)
     for problem in report.problems:
         colour = "red" if problem.severity == "error" else "yellow"
-        text = f"[{colour}]{problem.severity}[/{colour}] {problem.id}: {escape(problem.message)}"
-        console.print(f"{text} Fix: {escape(problem.fix)}.", soft_wrap=True)
+        text = f"[{colour}]{problem.severity}[/{colour}] {problem.id}: {_plain(problem.message)}"
+        console.print(f"{text} Fix: {_plain(problem.fix)}.", soft_wrap=True)
     if note:
-        console.print(escape(note), soft_wrap=True)
+        console.print(_plain(note), soft_wrap=True)
     console.print("usable" if report.usable else "not usable")

@@ -78,13 +78,22 @@ class Plan:
 
 def inspect(job: Job) -> Plan:
     """Derive, check and plan; changes nothing and raises nothing for bad input."""
-    dest = job.dest or _folder_of(job.path)
+    dest = job.dest
     try:
-        weights = read_weights(job.path)
-        target = read_target(job.target) if job.target else None
-        existing, existing_path, warnings = _find_existing(weights, job, dest)
+        dest = dest or _folder_of(job.path)
+        return _inspect(job, dest)
     except FirstlightError as error:
         return Plan(report_of(error), dest)
+    except (OSError, ValueError) as error:
+        # a folder on the way may not be entered, a name is too long or holds a NUL
+        fault = FirstlightError(f"{error}.", where=job.path[:200], fix="check path, target and dest", kind="unreadable")
+        return Plan(report_of(fault), dest)
+
+
+def _inspect(job: Job, dest: str) -> Plan:
+    weights = read_weights(job.path)
+    target = read_target(job.target) if job.target else None
+    existing, existing_path, warnings = _find_existing(weights, job, dest)
     report = derive(_request(job, weights, target, existing, existing_path))
     problems = [*report.problems, *warnings]
     placements: list[Placement] = []

@@ -194,8 +194,8 @@ def _find_row(
     sources: Sources, rows: Sequence[Row], names: Sequence[str], version: rules.Version
 ) -> tuple[Sources, list[Problem]]:
     """The row of the table these weights belong to, and what is ambiguous about it."""
-    if sources.taps is None:
-        return sources, []
+    if sources.taps is None and sources.shape.fc_width is not None:
+        return sources, []  # of another target
     found = rows_of_shape(rows, sources.family, sources.shape, sources.taps, sources.target)
     wanted = sources.user.get(ROW_CHOICE)
     if wanted is not None:
@@ -207,8 +207,11 @@ def _find_row(
             return sources, [Problem("unknown-row", "error", ROW_CHOICE, message, fix)]
         return replace(sources, row=chosen[0]), []
     left = narrow(found, sources.target, names)
-    if len(left) < 2:  # noqa: PLR2004
-        return replace(sources, row=left[0] if left else None), []
+    if len(left) == 1:
+        # a drafter without fc: the row says how wide it should be
+        return replace(sources, row=left[0], taps=sources.taps or left[0].shape["num_taps"]), []
+    if not left:
+        return sources, []
     return _ambiguous(sources, left, version)
 
 
@@ -310,6 +313,11 @@ def _doubts(fields: Mapping[str, Field], sources: Sources, version: rules.Versio
         )
         fix = "compare them with the drafter's publication, and watch the acceptance after the start"
         problems.append(Problem("taps-unconfirmed", "warning", "target_layer_ids", message, fix))
+    theta = fields.get("rope_theta")
+    if theta is not None and theta.source == "target" and sources.row is None:
+        message = f"rope_theta {theta.value} is the target's; that the drafter has the same is assumed."
+        fix = "compare it with the drafter's publication; --set rope_theta=VALUE confirms or replaces it"
+        problems.append(Problem("rope-assumed", "warning", "rope_theta", message, fix))
     types = fields.get("layer_types")
     if types is not None and types.source == "default" and version >= rules.PATTERN_READ:
         message = f"full attention is assumed in every layer; vLLM {rules.text_of(version)} goes by layer_types."

@@ -128,7 +128,7 @@ def _attention_pattern(sources: Sources) -> dict[str, Field | None]:
             window = None
         return {
             "sliding_window": window,
-            "use_sliding_window": Field(False, "table", "no layer_types"),
+            "use_sliding_window": Field(False, types.source if types else "table", "no layer_types"),
             "use_swa": swa,
             "swa_window_size": window if swa is not None and swa.value else None,
         }

@@ -93,15 +93,15 @@ def _parse_row(row: Mapping[str, Any]) -> Row:
     )
 
 
-def rows_of_shape(rows: Sequence[Row], family: str, shape: Shape, taps: int, target: Target) -> list[Row]:
-    """The rows with exactly these sizes, for a target with this many layers and tokens."""
+def rows_of_shape(rows: Sequence[Row], family: str, shape: Shape, taps: int | None, target: Target) -> list[Row]:
+    """The rows with exactly these sizes (any number of taps for None), for a target with these layers and tokens."""
     backbone = "dflash" if family == "quantised" else family
     return [
         row
         for row in rows
         if row.family == backbone
         and all(row.shape[name] == getattr(shape, name) for name in _SHAPE_KEYS)
-        and row.shape["num_taps"] == taps
+        and taps in {None, row.shape["num_taps"]}
         and row.target["num_hidden_layers"] == target.num_hidden_layers
         and row.target["vocab_size"] == target.vocab_size
     ]

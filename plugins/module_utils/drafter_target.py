@@ -44,7 +44,7 @@ class Target:
         """The scaling of positions, None when there is none."""
         scaling = self.values.get("rope_scaling") or self._rope()
         kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, dict) else None
-        if not isinstance(scaling, dict) or kind in {None, "default", "mrope"}:
+        if not isinstance(scaling, dict) or not isinstance(kind, str) or kind in {"default", "mrope"}:
             return None
         return {name: value for name, value in scaling.items() if name != "rope_theta"}
 

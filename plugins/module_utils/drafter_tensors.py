@@ -112,7 +112,7 @@ def check_tensors(tensors: Mapping[str, Tensor], needed: Shapes, optional: Shape
         "missing-tensor",
         [name for name in needed if name not in tensors],
         lambda name: (
-            f"'{name}' of shape {list(needed[name])} is missing; vLLM would start all the same and draft nonsense."
+            f"'{name}'{_sized(needed[name])} is missing; vLLM would start all the same and draft nonsense."
         ),
         "copy the drafter's weights again, all of them",
     )
@@ -142,6 +142,10 @@ def check_tensors(tensors: Mapping[str, Tensor], needed: Shapes, optional: Shape
         lambda name: f"'{name}' is {tensors[name].dtype}, the drafter {dtype}.",
         f"convert all tensors to {dtype}",
     )
+
+
+def _sized(shape: tuple[int, ...]) -> str:
+    return "" if 0 in shape else f" of shape {list(shape)}"
 
 
 def _ignored(name: str) -> bool:

@@ -61,6 +61,8 @@ def read_weights(path: str, limit: int = DEFAULT_LIMIT) -> Weights:
     Raises:
         FirstlightError: the weights cannot be read, or files of them are missing.
     """
+    if not path:
+        _refuse("missing", "no path is given.", "path", "give the path of the drafter's safetensors file or folder")
     where = os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps ".."
     if Path(where).is_dir():
         return _read_folder(where, limit)

@@ -64,7 +64,8 @@ def test_an_unusable_drafter_gives_2_and_names_each_missing_field(capsys: Any) -
         ([DRAFTER, "--target", TARGET, "--max-model-len", "9" * 9999], "bad-value"),
         ([DRAFTER, "--target", TARGET, "--vllm", "latest"], "bad-vllm-version"),
         ([TARGET, "--target", TARGET], "target-weights"),
-        (["", "--target", TARGET], "no-weights"),
+        (["", "--target", TARGET], "missing"),
+        (["x" * 5000, "--target", TARGET], "unreadable"),
         (["\0", "--target", TARGET], "unreadable"),
     ],
 )
