@@ -8,6 +8,7 @@ run is one self-contained file made of this package's own modules, for the host'
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import io
 import sys
@@ -15,28 +16,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from . import (
-    containers,
-    cutover,
-    errors,
-    gpus,
-    host_command,
-    host_view,
-    openai_api,
-    process_recipe,
-    processes,
-    release,
-    release_service,
-    server_conflicts,
-    server_end,
-    server_find,
-    server_kinds,
-    server_orphans,
-    server_probe,
-    server_restore,
-    server_settle,
-    systemd,
-)
 from .cutover import UNFINISHED, CutoverStore
 from .errors import FirstlightError
 from .host_view import Host
@@ -48,30 +27,6 @@ from .systemd import Systemd
 _PACKAGE = "firstlight_guard"
 _MAIN = f"from {_PACKAGE}.cutover_guard import main\nraise SystemExit(main())\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the same modules make the same file
-_CARRIED: tuple[Any, ...] = (
-    containers,
-    cutover,
-    errors,
-    gpus,
-    host_command,
-    host_view,
-    openai_api,
-    process_recipe,
-    processes,
-    release,
-    release_service,
-    server_conflicts,
-    server_end,
-    server_find,
-    server_kinds,
-    server_orphans,
-    server_probe,
-    server_restore,
-    server_settle,
-    systemd,
-    sys.modules[__name__],
-)
-
 _SERVICE = """\
 [Unit]
 Description=Bring back the server that {unit} was to replace, unless the cutover was committed
@@ -179,15 +134,33 @@ class Guard:
 
 
 def build_program() -> bytes:
-    """Make the zip file that the host's Python runs, out of the modules that this process has loaded."""
+    """Make the zip file that the host's Python runs, out of this module and all that it imports of its package."""
+    package, _, this = __name__.rpartition(".")
+    sources: dict[str, str] = {}
+    wanted = [this]
+    while wanted:
+        name = wanted.pop()
+        if name not in sources:
+            module: Any = sys.modules[f"{package}.{name}"]
+            # by the loader, since Ansible runs modules out of a zip file too
+            sources[name] = module.__spec__.loader.get_source(module.__name__)
+            wanted += _imports(sources[name])
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         _add(archive, "__main__.py", _MAIN)
         _add(archive, f"{_PACKAGE}/__init__.py", "")
-        for module in _CARRIED:
-            source = module.__spec__.loader.get_source(module.__name__)
-            _add(archive, f"{_PACKAGE}/{module.__name__.rpartition('.')[2]}.py", source)
+        for name, source in sorted(sources.items()):
+            _add(archive, f"{_PACKAGE}/{name}.py", source)
     return buffer.getvalue()
+
+
+def _imports(source: str) -> list[str]:
+    """Names of the modules beside it that a module imports, relatively as all of this package do."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            found += [node.module] if node.module else [alias.name for alias in node.names]
+    return found
 
 
 def _add(archive: zipfile.ZipFile, name: str, text: str) -> None:

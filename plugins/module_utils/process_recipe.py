@@ -21,6 +21,12 @@ _LIMITS = {
     "CORE": resource.RLIMIT_CORE,
 }
 _CAPTURED = re.compile(r"^(Umask|Gid|Groups):[ \t]*(.*)$", re.MULTILINE)
+_SYSTEMDS_OWN = {
+    *("INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"),
+    *("SYSTEMD_EXEC_PID", "MEMORY_PRESSURE_WATCH", "MEMORY_PRESSURE_WRITE", "CREDENTIALS_DIRECTORY"),
+}
+_NONCHARACTERS = "".join(chr(plane << 16 | code) for plane in range(17) for code in (0xFFFE, 0xFFFF))
+_NOT_CARRIED = re.compile(f"[\0\ufeff\ud800-\udfff\ufdd0-\ufdef{_NONCHARACTERS}]")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -64,14 +70,19 @@ def parse_environment(text: bytes) -> dict[str, str]:
     return found
 
 
-def carried_by_systemd(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what systemd cannot or must not carry: shell functions, its own variables."""
-    own = {"INVOCATION_ID", "JOURNAL_STREAM", "NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "SYSTEMD_EXEC_PID"}
-    return {
+def environment_file(environment: Mapping[str, str]) -> str:
+    """Text of a systemd ``EnvironmentFile`` that carries an environment, line breaks in values included.
+
+    Left out is what systemd.exec(5) cannot carry (exported shell functions, values that are not UTF-8), and what
+    systemd sets anew for each service.
+    """
+    carried = {
         name: value
-        for name, value in environment.items()
-        if _VARIABLE_NAME.fullmatch(name) and name not in own and _is_text(value)
+        for name, value in sorted(environment.items())
+        if _VARIABLE_NAME.fullmatch(name) and name not in _SYSTEMDS_OWN and not _NOT_CARRIED.search(value)
     }
+    quoted = {name: re.sub(r'([\\"$`])', r"\\\1", value) for name, value in carried.items()}
+    return "".join(f'{name}="{value}"\n' for name, value in quoted.items())
 
 
 def _program(process: Process, environment: Mapping[str, str], cwd: str) -> str:
@@ -89,14 +100,6 @@ def _program(process: Process, environment: Mapping[str, str], cwd: str) -> str:
 
 def _limit(value: int) -> str:
     return "infinity" if value == resource.RLIM_INFINITY else str(value)
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in value
 
 
 def _not_restorable(process: Process, reason: str) -> FirstlightError:

@@ -19,8 +19,8 @@ from typing import Any
 from .cutover import CutoverStore, OldServer, ProcessRecipe, Record
 from .errors import FirstlightError
 from .host_view import Host, look_at_processes
-from .process_recipe import carried_by_systemd
-from .release import UNIT, Layout, environment_file, load, load_state, put, write_atomically
+from .process_recipe import environment_file
+from .release import UNIT, Layout, load, load_state, put, write_atomically
 from .release_service import running_release, withdraw
 from .server_end import Limits, end, wait_free
 from .server_kinds import Found, Wanted
@@ -227,7 +227,7 @@ def _start_process(host: Host, store: CutoverStore, recipe: ProcessRecipe) -> st
         if process.cmdline == recipe.argv and process.uid == recipe.uid and process.state not in {"Z", "X"}:
             return look_at_processes(host).unit_of(process)  # it was never stopped, or is already back
     environment = store.folder / "old-server.env"
-    write_atomically(environment, environment_file(carried_by_systemd(recipe.environment)), 0o600)
+    write_atomically(environment, environment_file(recipe.environment), 0o600)
     options = [
         "--collect",
         "--service-type=exec",

@@ -191,7 +191,7 @@ def test_a_program_that_is_not_there_is_named() -> None:
 
 
 def test_a_program_that_overruns_is_ended_and_named() -> None:
-    with pytest.raises(FirstlightError, match="no answer within 0.2 s") as caught:
+    with pytest.raises(FirstlightError, match=r"no answer within 0\.2 s") as caught:
         run_command(["sleep", "60"], 0.2)
     assert caught.value.kind == "command-timed-out"
 
