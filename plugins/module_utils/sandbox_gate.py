@@ -68,12 +68,18 @@ _VALUE_TYPES = (bool, int, float, complex, str, bytes, bytearray, list, tuple, d
 
 #: format and format_map read attributes that their text names; encode and decode load codecs from files.
 _NEVER = frozenset({"format", "format_map", "encode", "decode"})
-ATTRIBUTES = frozenset(
-    name
-    for owner in (*_VALUE_TYPES, collections.Counter, collections.deque)
-    for name in dir(owner)
-    if not name.startswith("_") and name not in _NEVER
-) | frozenset(name for names in MODULES.values() for name in names) | {"args", "cache_clear", "cache_info", "end", "group", "groups", "span", "start"}  # fmt: skip
+#: Of exceptions, cached functions and matches.
+_RESULTS = frozenset({"args", "cache_clear", "cache_info", "end", "group", "groups", "span", "start"})
+ATTRIBUTES = (
+    frozenset(
+        name
+        for owner in (*_VALUE_TYPES, collections.Counter, collections.deque)
+        for name in dir(owner)
+        if not name.startswith("_") and name not in _NEVER
+    )
+    | frozenset(name for names in MODULES.values() for name in names)
+    | _RESULTS
+)
 
 _NODES: tuple[type[ast.AST], ...] = (
     ast.Module, ast.FunctionDef, ast.Return, ast.Delete, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For,

@@ -185,6 +185,7 @@ def test_right_answers_with_nothing_accepted_fail_at_the_gate() -> None:
 def test_a_middling_length_passes_with_a_warning() -> None:
     with serve(accepted_per_draft=1) as fake:
         report = passes(fake)
+    assert len(report.warnings) == 1
     assert "2.00 is below 2.5" in report.warnings[0]
 
 
