@@ -9,8 +9,6 @@ import pkgutil
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from deploy import commands
 from deploy.commands.run import EXIT_HELP, print_json
 from deploy.errors import ArgumentError, DeployError
@@ -51,8 +49,5 @@ def _tell(error: DeployError, *, as_json: bool) -> int:
         told = {"kind": type(error).__name__, "what": error.what, "fix": error.fix}
         print_json({"ok": False, "status": "error", "error": told, "hosts": {}})
     else:
-        console = Console(stderr=True, soft_wrap=True)
-        console.print(f"firstlight: {error.what}", style="red", markup=False, highlight=False)
-        if error.fix:
-            console.print(f"Fix: {error.fix}", markup=False, highlight=False)
+        sys.stderr.write(f"firstlight: {error}\n")
     return 2 if isinstance(error, ArgumentError) else 1

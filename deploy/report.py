@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -50,6 +49,8 @@ def _title(name: str, host: HostResult, *, check: bool) -> str:
 
 
 def _host(host: HostResult) -> RenderableType:
+    from rich.syntax import Syntax  # noqa: PLC0415 - the lexers take a quarter of a second
+
     parts: list[RenderableType] = []
     if host.failure is not None:
         parts.append(_failure(host.failure))

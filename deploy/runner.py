@@ -19,10 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import ansible_runner
-import ansible_runner.exceptions
-import pexpect
-
 from deploy import environment
 from deploy.arguments import ExtraVars, Inventory, Plan, plan
 from deploy.collect import Collector
@@ -189,6 +185,10 @@ def _execute(
     stack: contextlib.ExitStack,
 ) -> int | None:
     """Run ansible-playbook to its end; its exit status."""
+    import ansible_runner.exceptions  # noqa: PLC0415 - half a second that commands without a run do not need
+    import ansible_runner.interface  # noqa: PLC0415
+    import pexpect  # noqa: PLC0415
+
     artifacts = folder / "artifacts" / _IDENT
     artifacts.mkdir(parents=True, mode=0o700)
     _write_runner_settings(folder)

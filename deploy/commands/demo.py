@@ -7,12 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from deploy import environment
 from deploy.commands.run import EXIT_HELP, EXIT_STATUS, add_arguments, execute, extra_vars, print_json
 from deploy.errors import InstallationError
-from deploy.report import print_result
 
 LAB = Path("tests", "lab", "lab.sh")
 INVENTORY = Path("inventory", "demo", "hosts.yml")
@@ -38,6 +35,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Boot the host, deploy, print what it answers; return the exit status."""
+    from rich.console import Console  # noqa: PLC0415 - as in the other commands
+
+    from deploy.report import print_result  # noqa: PLC0415
+
     root = checkout()
     boot = subprocess.run([str(root / LAB), "up", "demo"], cwd=root, stdout=sys.stderr.fileno(), check=False)  # noqa: S603
     if boot.returncode != 0:  # the lab has said why on standard error

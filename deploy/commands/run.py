@@ -14,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 import deploy
 from deploy.errors import ExtraVarsError
-from deploy.progress import NoProgress, progress_for
-from deploy.report import print_result
 from deploy.results import RunResult
 
 # command -> (playbook, what it does)
@@ -29,6 +26,8 @@ VERBS = {
     "status": ("status", "say what serves on each host; change nothing"),
     "rollback": ("rollback", "bring the former server, or the former release, back"),
     "remove": ("remove", "take firstlight's server and files off the hosts"),
+    "proxy": ("proxy", "put a TLS proxy with an allow-list of paths in front of the server"),
+    "wheelhouse": ("wheelhouse", "collect all packages on a host, for installing without an index"),
     "prune": ("prune", "remove releases, venvs and caches that nothing uses any more"),
 }
 EXIT_STATUS = {"successful": 0, "failed": 1, "unreachable": 3, "timeout": 4, "canceled": 130}
@@ -78,6 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return the exit status."""
+    from rich.console import Console  # noqa: PLC0415 - most commands, and --json, print without it
+
+    from deploy.report import print_result  # noqa: PLC0415
+
     playbook, _ = VERBS[args.command]
     result = execute(args, playbook=playbook, inventory=args.inventory, extravars=extra_vars(args.extra_vars))
     if args.json:
@@ -96,6 +99,10 @@ def execute(
         DeployError: see `deploy.run`.
         KeyboardInterrupt: the user interrupted.
     """
+    from rich.console import Console  # noqa: PLC0415
+
+    from deploy.progress import NoProgress, progress_for  # noqa: PLC0415
+
     console = Console(stderr=True)
     progress = NoProgress() if args.quiet else progress_for(console)
     verbose = args.verbose and not args.quiet

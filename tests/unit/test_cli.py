@@ -62,6 +62,10 @@ def test_every_other_verb_runs_its_own_playbook(command: str, calls: Recorder) -
     assert calls[0]["inventory"] is None
 
 
+def test_every_playbook_is_a_command() -> None:
+    assert set(environment.verbs()) <= {playbook for playbook, _ in run_command.VERBS.values()}
+
+
 def test_json_is_one_document_on_standard_output(calls: Recorder, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -232,7 +232,7 @@ def test_an_exit_in_ansible_runner_does_not_end_the_caller(monkeypatch: pytest.M
     def leave(**_kwargs: object) -> None:
         raise SystemExit(1)
 
-    monkeypatch.setattr(runner.ansible_runner.interface, "init_runner", leave)
+    monkeypatch.setattr("ansible_runner.interface.init_runner", leave)
     with pytest.raises(deploy.DeployError, match="ansible-runner could not run the playbook"):
         deploy.run(inventory=hosts("h1"))
 
