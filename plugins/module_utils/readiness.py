@@ -36,7 +36,8 @@ _JOURNAL_POLL_S = 1.0
 _LAST_WORDS_S = 0.3  # time for the lines of a death to reach the journal; a death is told within a second
 _START_SKEW_S = 2.5  # /proc and Prometheus round the boot time differently
 _HEARTBEAT = re.compile(r"No available shared memory broadcast block found")
-_UNAUTHORIZED, _UNAVAILABLE = 401, 503
+_UNAVAILABLE = 503
+_PROGRESS_BYTES = 1 << 20  # reading weights; the polling of an idle or hung process is far below
 _STARTED = "Application startup complete."
 _TAIL = 40
 
@@ -114,13 +115,18 @@ class ServerDiedError(FirstlightError):
 
 
 def bytes_read(tree: Sequence[Process]) -> int:
-    """Bytes that the processes have read so far: weights coming off a slow disk are progress without a line."""
+    """Bytes that the processes have read so far: weights coming off a slow disk are progress without a line.
+
+    Both by system calls (``rchar``) and from the disk (``read_bytes``): weights are mapped into memory, and what a
+    page fault reads is in the second alone.
+    """
     total = 0
     for process in tree:
         try:
             with open(f"/proc/{process.pid}/io", encoding="ascii") as handle:  # noqa: PTH123 - hot path
-                total += int(handle.readline().split()[1])
-        except (OSError, ValueError, IndexError):
+                figures = dict(line.split(": ") for line in handle)
+            total += int(figures["rchar"]) + int(figures["read_bytes"])
+        except (OSError, ValueError, KeyError):
             continue
     return total
 
@@ -227,7 +233,9 @@ class Waiter:
             if is_engine(process):
                 self._engines.setdefault(process.pid, process)
         read = bytes_read(self._tree)
-        if read > watch.bytes_read:
+        if read < watch.bytes_read:  # a process that had read has ended
+            watch.bytes_read = read
+        elif read - watch.bytes_read >= _PROGRESS_BYTES:
             watch.bytes_read, watch.last_progress_s = read, self._clock()
 
     def _read_journal(self, watch: Watch) -> None:
@@ -256,8 +264,12 @@ class Waiter:
 
     def _require_own_port(self, main: Process) -> None:
         """Refuse a port that others hold too: with SO_REUSEPORT two servers would share the requests."""
-        own = {main.pid, *(p.pid for p in descendants(main.pid, list_processes()))}
-        foreign = [x for x in listeners(self._expected.port) if x.pid not in own]
+        seen = listeners(self._expected.port)
+        # read after the sockets, so that a child forked in between cannot pass for a stranger
+        processes = list_processes()
+        own = {main.pid, *(p.pid for p in descendants(main.pid, processes))}
+        there = {None, *(p.pid for p in processes)}
+        foreign = [x for x in seen if x.pid not in own and x.pid in there]
         if foreign:
             holder = read_process(foreign[0].pid) if foreign[0].pid else None
             who = f"pid {foreign[0].pid} ({holder.command})" if holder else "a process that cannot be seen"
