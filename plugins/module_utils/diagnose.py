@@ -116,7 +116,7 @@ def _judge(start: Start, deployment: Mapping[str, object]) -> Verdict | None:
     ready = _ready(start)
     end = _end(start)
     dead = _within(start, "dead", ready, end)
-    hits = [hit for hit in start.hits if hit.number < end and _can_count(hit, start, ready, dead)]
+    hits = [hit for hit in start.hits if _before(end, hit) and _can_count(hit, start, ready, dead)]
     chosen = _choose(
         hits, starting=ready is None, failing=dead is not None or (ready is None and _in_trouble(start, end))
     )
@@ -148,6 +148,11 @@ def _end(start: Start) -> int:
     return stop
 
 
+def _before(end: int, hit: Hit) -> bool:
+    """Whether a hit stands before the ordered stop; what the kernel and systemd did is true after it as well."""
+    return hit.number < end or hit.kind.id in ("killed-by-oom", START_LIMIT)
+
+
 def _within(start: Start, sign: str, low: int | None, high: int) -> Seen | None:
     last = start.last.get(sign)
     first = start.first.get(sign)
@@ -164,7 +169,7 @@ def _can_count(hit: Hit, start: Start, ready: int | None, dead: Seen | None) -> 
         return True
     if hit.number < ready or hit.kind.stage is Stage.START:
         return False
-    if dead is not None or hit.kind.effect is Effect.SPARES:
+    if hit.kind.effect is Effect.SPARES or (dead is not None and hit.number > dead.number - _LONG_TRACEBACK):
         return True
     alive = start.last.get("alive")
     return hit.kind.effect is Effect.KILLS and (alive is None or alive.number < hit.number)

@@ -27,6 +27,7 @@ BUILD = (
             Matcher("cannot execute", r"cannot execute '?cc1(?:plus)?'?"),
             Matcher("compiler", r"Invalid(?:Cxx|Cpp)Compiler|No working C\+\+ compiler found"),
         ),
+        stage=Stage.ANY,
     ),
     Kind(
         "python-headers-missing",
@@ -38,6 +39,7 @@ BUILD = (
             Matcher("python.h", r"(?:cannot open source file|cannot find) .?Python\.h"),
             Matcher("pyconfig.h", r"pyconfig\.h: No such file"),
         ),
+        stage=Stage.ANY,
     ),
     Kind(
         "nvcc-missing",
@@ -54,6 +56,7 @@ BUILD = (
             Matcher("cuda_home", r"cuda_home='[^']*' (?:doesn't|does not) exist"),
         ),
         yields_to=("cuda-home-malformed",),
+        stage=Stage.ANY,
     ),
     Kind(
         "cuda-home-malformed",
@@ -67,6 +70,7 @@ BUILD = (
             Matcher("no such file", r"No such file or directory: '(?:/[^\s:'\"]{0,200})?:/[^\s'\"]{1,200}'"),
             Matcher("/bin/nvcc", r"(?:^|[\s'\"\]])(?:/[^\s:'\"]{1,200})?:/[^\s:'\"]{1,200}/bin/nvcc\b", hint=True),
         ),
+        stage=Stage.ANY,
     ),
     Kind(
         "ninja-not-on-path",
@@ -79,6 +83,7 @@ BUILD = (
             Matcher("ninja: ", r"\bninja: (?:not found|command not found)"),
             Matcher("ninja is required to load c++ extensions"),
         ),
+        stage=Stage.ANY,
     ),
     Kind(
         "cuda-headers-missing",
@@ -94,6 +99,7 @@ BUILD = (
             Matcher("no such file or directory", r"fatal error: (?:cuda|cub|thrust|nv)/\S{1,200}: No such file"),
             Matcher("cannot open source file", r"cannot open source file .?(?:cu|nv|cub/|thrust/)"),
         ),
+        stage=Stage.ANY,
     ),
     Kind(
         "flashinfer-jit-failed",
@@ -108,6 +114,7 @@ BUILD = (
             Matcher("ninja build failed"),
         ),
         yields_to=(ANY_OTHER,),
+        stage=Stage.ANY,
     ),
     Kind(
         "ptxas-too-old",
@@ -121,6 +128,7 @@ BUILD = (
             Matcher("ptxas fatal", r"ptxas fatal\s*:.*(?:gpu-name|Unsupported \.version|sm_\d+)"),
         ),
         yields_to=("fp8-kv-unsupported",),
+        stage=Stage.ANY,
     ),
     Kind(
         "nvidia-driver-not-visible",
@@ -238,6 +246,7 @@ VERSION = (
             Matcher("arch conditional mma instruction used without targeting", hint=True, any_level=True),
         ),
         yields_to=("gpu-too-old",),
+        stage=Stage.ANY,
     ),
     Kind(
         "gpu-too-old",

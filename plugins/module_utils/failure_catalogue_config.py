@@ -105,6 +105,7 @@ CONFIG = (
             Matcher("num_speculative_tokens", r"num_speculative_tokens\S* .{0,40}(?:must be|should be|is required)"),
         ),
         yields_to=("json-argument-mangled", "drafter-config-incomplete"),
+        stage=Stage.ANY,
     ),
     Kind(
         "tp-not-dividing-heads",

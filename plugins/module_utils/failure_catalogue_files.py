@@ -150,6 +150,7 @@ PERMISSION = (
             Matcher("not writable", r"(?:cache|directory)\b.{0,80} (?:is )?not writable"),
         ),
         yields_to=("home-unset", "rocm-device-denied", "model-dir-invalid", "nvidia-driver-not-visible"),
+        stage=Stage.ANY,
     ),
     Kind(
         "home-unset",
@@ -163,6 +164,7 @@ PERMISSION = (
             Matcher("could not determine home directory"),
             Matcher("getpwuid(): uid not found", hint=True),
         ),
+        stage=Stage.ANY,
     ),
     Kind(
         "rocm-device-denied",

@@ -424,3 +424,26 @@ def test_hostile_arguments_in_a_log_are_data() -> None:
 def test_a_verdict_is_a_plain_mapping_for_reports() -> None:
     assert set(diagnose(FAILING).as_dict()) == {"id", "line", "text", "cause", "remedy"}
     json.dumps(diagnose(FAILING).as_dict())
+
+
+def test_a_kernel_built_at_the_first_request_can_end_a_server() -> None:
+    line = "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'"
+    assert diagnose([*SERVING, *worker_error(line), *DIED]).id == "ninja-not-on-path"
+    assert diagnose([*SERVING, line]).id == "none"  # words alone, and the server lives
+
+
+def test_an_error_that_the_server_outlived_is_not_the_cause_of_its_death() -> None:
+    old = worker_error("PermissionError: [Errno 13] Permission denied: '/var/cache/vllm/x'")
+    quiet = ['(APIServer pid=11) INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 200 OK'] * 400
+    assert diagnose([*SERVING, *old, *quiet, *DIED]).id == "engine-wrapper-only"
+    assert diagnose([*SERVING, *quiet, *old, *DIED]).id == "cache-dir-not-writable"
+
+
+def test_what_the_kernel_did_counts_even_after_the_server_shut_down() -> None:
+    stop = ["(APIServer pid=11) INFO:     Shutting down", "(APIServer pid=11) INFO:     Finished server process [11]"]
+    assert diagnose([*SERVING, *stop, "systemd[1]: vllm.service: Failed with result 'oom-kill'."]).id == "killed-by-oom"
+
+
+def test_a_server_that_loaded_and_opened_its_port_is_not_ill() -> None:
+    opened = [line for line in SERVING if "startup complete" not in line and "200 OK" not in line]
+    assert diagnose(opened).id == "none"
