@@ -16,8 +16,8 @@ from . import hub_child
 from .errors import FirstlightError
 from .venv_tools import exclusive, read_marker, write_marker
 
-_REPO = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")
-_COMMIT = re.compile(r"^[0-9a-f]{40}$")
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _BUSY_S = 6 * 3600.0
 # of the host's environment: what would send the fetch elsewhere or hand out a token
 _UNWANTED = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "PYTHONPATH", "PYTHONHOME", "HF_HUB_OFFLINE")
@@ -67,14 +67,14 @@ def check(snapshot: Snapshot) -> None:
     Raises:
         FirstlightError: ``repo-invalid`` or ``revision-not-pinned``.
     """
-    if not _REPO.match(snapshot.repo) or ".." in snapshot.repo or "--" in snapshot.repo:
+    if not _REPO.fullmatch(snapshot.repo) or ".." in snapshot.repo or "--" in snapshot.repo:
         raise FirstlightError(
             f"`{snapshot.repo}` is not owner/name.",
             where=f"{snapshot.variable}_repo",
             fix="Set it to a repository like Qwen/Qwen3.6-27B.",
             kind="repo-invalid",
         )
-    if not _COMMIT.match(snapshot.revision):
+    if not _COMMIT.fullmatch(snapshot.revision):
         raise FirstlightError(
             f"`{snapshot.revision}` is not a commit.",
             where=f"{snapshot.variable}_revision",

@@ -35,6 +35,7 @@ from .venv_tools import (
 )
 
 MANIFEST = "SHA256SUMS"  # of a wheel folder: the digests of what was built for it, which no public lock can know
+CUDA_HOME = "/usr/local/cuda"  # where NVIDIA's packages put the toolkit
 _BUSY_S = 2700.0  # a flash-attn build takes half an hour
 
 _PROBE = """\
@@ -193,7 +194,7 @@ def _check_compiler(request: Request, plan: VenvPlan) -> None:
     homes = [
         os.environ.get("CUDA_HOME", ""),
         (request.sources.environment or {}).get("CUDA_HOME", ""),
-        "/usr/local/cuda",
+        CUDA_HOME,
     ]
     if shutil.which("nvcc") or any(home and Path(home, "bin", "nvcc").exists() for home in homes):
         return

@@ -26,7 +26,7 @@ _PIN = re.compile(
     r"^(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:\[[^\]]*\])?\s*==\s*(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*)"
 )
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}(?=\s|\\|$)")
-_WHEEL_NAME = re.compile(r"^[A-Za-z0-9._]+-[A-Za-z0-9._!+]+(?:-[A-Za-z0-9._]+){3,4}\.whl$")
+_WHEEL_NAME = re.compile(r"[A-Za-z0-9._]+-[A-Za-z0-9._!+]+(?:-[A-Za-z0-9._]+){3,4}\.whl")
 # Which of flash-attn's build targets serves a GPU; compute capabilities 8.x all run the code made for 8.0.
 _FLASH_ATTN_ARCH = {"8": "80", "9": "90", "10": "100", "12": "120"}
 
@@ -165,7 +165,7 @@ def read_wheels(wheels: Sequence[Mapping[str, str]]) -> tuple[Wheel, ...]:
     result = []
     for item in wheels:
         name = item.get("name", "")
-        if not _WHEEL_NAME.match(name):
+        if not _WHEEL_NAME.fullmatch(name):
             raise _wheel_error(name, "that is not the file name of a wheel (name-version-python-abi-platform.whl).")
         try:
             content = base64.b64decode(item.get("content", ""), validate=True)
