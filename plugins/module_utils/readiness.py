@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .diagnose import Verdict, diagnose_unit
@@ -332,4 +332,11 @@ class Waiter:
             lines=lines,
             deployment=self._expected.deployment,
         )
+        if not verdict.failed:  # it ended all the same, and no word of its log says why
+            verdict = replace(
+                verdict,
+                id="unknown",
+                cause="Its log names no failure.",
+                remedy=f"read `journalctl -u {self._expected.unit}` on the host.",
+            )
         raise ServerDiedError(self._expected, verdict, how, lines[-_TAIL:])
