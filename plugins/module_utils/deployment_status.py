@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 from .cutover import CutoverStore
+from .drafter_deploy import MARKER_NAME
 from .errors import FirstlightError
 from .openai_api import Server
 from .release import Layout, load, load_state, release_ids
 from .release_service import running_release
 from .systemd import Systemd
+
+_DRAFTER = re.compile(r"[0-9a-f]{12}")
 
 
 def status(layout: Layout, systemd: Systemd, api_key: str) -> dict[str, Any]:
@@ -67,15 +71,19 @@ def _problem(meta: dict[str, Any], api_key: str) -> str:
 
 
 def unused(layout: Layout) -> list[Path]:
-    """Virtual environments and compile caches that lie beside those of the releases on the host and serve none."""
+    """Virtual environments, compile caches and drafters that lie beside those of the releases on the host, unused."""
     metas = [load(layout, entry).meta for entry in release_ids(layout)]
     used = {Path(meta[name]) for meta in metas for name in ("venv", "cache_root")}
-    return [
-        folder
-        for parent in sorted({path.parent for path in used})
-        for folder in _children(parent)
-        if folder not in used
-    ]
+    parents = sorted({path.parent for path in used})
+    folders = [folder for parent in parents for folder in _children(parent) if folder not in used]
+    return folders + _unused_drafters({Path(meta["drafter"]) for meta in metas if meta.get("drafter")})
+
+
+def _unused_drafters(used: set[Path]) -> list[Path]:
+    """Folders of drafters that firstlight made beside those in use; the marker tells them from anybody else's."""
+    parents = sorted({path.parent for path in used if _DRAFTER.fullmatch(path.name)})
+    found = [folder for parent in parents for folder in _children(parent) if _DRAFTER.fullmatch(folder.name)]
+    return [folder for folder in found if (folder / MARKER_NAME).is_file() and folder not in used]
 
 
 def _children(folder: Path) -> list[Path]:

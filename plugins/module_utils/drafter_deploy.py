@@ -37,6 +37,8 @@ class Job:
         families: the family table, parsed.
         keep_existing: whether a config.json that firstlight did not write is kept.
         writing: whether ``dest`` is to be written; if not, what else lies there is no error.
+        versioned: whether to write into a folder below ``dest`` that is named by configuration and weights, so that
+            what an earlier release serves from is never changed under it, and going back finds it as it was.
     """
 
     path: str
@@ -48,6 +50,7 @@ class Job:
     families: Iterable[Mapping[str, Any]] = ()
     keep_existing: bool = True
     writing: bool = True
+    versioned: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ def _inspect(job: Job, dest: str) -> Plan:
     existing, existing_path, warnings = _find_existing(weights, job, dest)
     report = derive(_request(job, weights, target, existing, existing_path))
     problems = [*report.problems, *warnings]
+    if job.versioned and report.usable:
+        dest = str(Path(dest, version_name(report, weights)))
     placements: list[Placement] = []
     try:
         placements = plan_placement(weights, dest) if job.writing else []
@@ -109,6 +114,12 @@ def _inspect(job: Job, dest: str) -> Plan:
     if before is not None and _same_document(before, report.config):
         after = before  # only the layout differs
     return Plan(report, dest, tuple(placements), before, after, weights.bytes_read)
+
+
+def version_name(report: DrafterReport, weights: Weights) -> str:
+    """Name of the folder of one configuration with one set of weights: 12 hexadecimal digits."""
+    stats = [(Path(name).name, (found := Path(name).stat()).st_size, found.st_mtime_ns) for name in weights.files]
+    return digest({"config": report.config_digest, "weights": stats})[:12]
 
 
 def _request(

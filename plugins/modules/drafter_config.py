@@ -62,6 +62,12 @@ options:
       - Has no effect outside check mode.
     type: bool
     default: false
+  versioned:
+    description:
+      - Whether to write into a folder below O(dest) named by configuration and weights, so that what an earlier
+        release of the server uses is left as it is.
+    type: bool
+    default: false
   state:
     description: The drafter is ready to serve.
     type: str
@@ -206,6 +212,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "families": {"type": "list", "elements": "dict", "default": []},
     "keep_existing": {"type": "bool", "default": True},
     "expect_later": {"type": "bool", "default": False},
+    "versioned": {"type": "bool", "default": False},
     "state": {"type": "str", "choices": ["present"], "default": "present"},
 }
 
@@ -221,6 +228,7 @@ def job_of(params: dict[str, Any]) -> Job:
         user=params["set"],
         families=params["families"],
         keep_existing=params["keep_existing"],
+        versioned=params["versioned"],
     )
 
 

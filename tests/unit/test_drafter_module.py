@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,29 @@ def test_the_roles_variables_are_documented_with_their_defaults() -> None:
     specs = yaml.safe_load((ROOT / "roles/drafter/meta/argument_specs.yml").read_text())["argument_specs"]["main"]
     assert {name: option["default"] for name, option in specs["options"].items()} == defaults
     assert all(name.startswith("drafter_") for name in defaults)
+
+
+def test_a_changed_configuration_leaves_the_folder_of_the_earlier_release_as_it_was(
+    tmp_path: Path, capsys: Any
+) -> None:
+    first = run(capsys, dest=str(tmp_path), versioned=True)
+    before = (Path(first["path"]) / "config.json").read_text()
+    assert Path(first["path"]).parent == tmp_path
+    second = run(capsys, dest=str(tmp_path), versioned=True, set={"mask_token_id": 6, "block_size": 16})
+    assert second["path"] != first["path"]
+    assert (Path(first["path"]) / "config.json").read_text() == before
+    again = run(capsys, dest=str(tmp_path), versioned=True)
+    assert (again["path"], again["changed"]) == (first["path"], False)
+
+
+def test_other_weights_get_another_folder_even_with_the_same_configuration(tmp_path: Path, capsys: Any) -> None:
+    weights = tmp_path / "in" / "d.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(Path(PARAMS["path"]).read_bytes())
+    first = run(capsys, path=str(weights), dest=str(tmp_path / "d"), versioned=True)
+    weights.unlink()
+    weights.write_bytes(Path(PARAMS["path"]).read_bytes())
+    os.utime(weights, ns=(1, 1))
+    second = run(capsys, path=str(weights), dest=str(tmp_path / "d"), versioned=True)
+    assert second["path"] != first["path"]
+    assert second["config_digest"] == first["config_digest"]
