@@ -222,7 +222,10 @@ def run(module: AnsibleModule) -> dict[str, object]:
     systemd = Systemd()
     if params["state"] == "staged":
         settings = Settings(**params["settings"])
-        return stage_release(layout, settings, secrets=params["secrets"], check=check, diff=module._diff)
+        result = stage_release(layout, settings, secrets=params["secrets"], check=check, diff=module._diff)
+        for problem in result["problems"]:
+            module.warn(f"{problem['where']}: {problem['message']} Fix: {problem['fix']}")
+        return result
     if params["state"] == "withdrawn":
         changed, left = withdraw(layout, systemd, check=check)
         return {"changed": changed, "release": left or ""}
