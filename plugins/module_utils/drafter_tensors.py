@@ -111,9 +111,7 @@ def check_tensors(tensors: Mapping[str, Tensor], needed: Shapes, optional: Shape
     problems = _list(
         "missing-tensor",
         [name for name in needed if name not in tensors],
-        lambda name: (
-            f"'{name}'{_sized(needed[name])} is missing; vLLM would start all the same and draft nonsense."
-        ),
+        lambda name: f"'{name}'{_sized(needed[name])} is missing; vLLM would start all the same and draft nonsense.",
         "copy the drafter's weights again, all of them",
     )
     extra = [name for name in tensors if name not in known and not _ignored(name)]
