@@ -20,6 +20,7 @@ from .log_lines import LOUD, QUIET, SOFT, WINDOW, clean, split_level
 _BLOCK = 4000
 _MOST_PER_WORD = 100
 _KEPT = 400
+_MOST_STARTS = 200
 _KEPT_SIGNS = ("exception", "metrics", "taps", "unit", "banner")
 _HEAD = 120
 
@@ -74,7 +75,7 @@ _CASE = re.IGNORECASE
 
 @dataclass(frozen=True)
 class Seen:
-    """A line of the log: its number, counted from 1, and what it says."""
+    """A line of the log: its number, counted from 1, and what it says (of a very long one only the parts that matter)."""
 
     number: int
     text: str
@@ -86,7 +87,7 @@ class Hit:
 
     Attributes:
         number: the line's number, counted from 1.
-        text: the whole line, cleaned.
+        text: the line, cleaned; of a very long one only the parts that matter.
         kind: what it points to.
         hint: it decides only when nothing stronger was found.
         soft: it was logged as a warning.
@@ -161,8 +162,8 @@ class _Window:
     def previous(self) -> str:
         """The line before."""
         if self.index:
-            return self.block[self.index - 1]
-        return self.before[-1] if self.before else ""
+            return self.block[self.index - 1][:WINDOW]
+        return self.before[-1][:WINDOW] if self.before else ""
 
     def shows(self, pattern: str) -> bool:
         """Whether a line close by matches."""
@@ -180,7 +181,8 @@ def _worth_reading(block: list[str]) -> Iterator[tuple[int, list[str]]]:
     """The lines that hold a word which can matter in them: their indices, in order, and the words of each."""
     quiet, loud = [], []
     for index, line in enumerate(block):
-        if " INFO " in line[:_HEAD] or "it/s]" in line:
+        head = line[:_HEAD]
+        if " INFO " in head or "INFO:  " in head or "it/s]" in line:
             quiet.append(index)
         elif not line.endswith("^"):  # the marks below a traceback's source lines
             loud.append(index)
@@ -219,8 +221,9 @@ def _read(starts: list[Start], number: int, line: str, words: list[str], window:
     begun = signs & {"unit", "banner"}
     if any(name in starts[-1].first for name in begun):
         starts.append(Start())
+        del starts[:-_MOST_STARTS]
     start = starts[-1]
-    seen = Seen(number, line)
+    seen = Seen(number, near)
     for name in signs:
         start.first.setdefault(name, seen)
         start.last[name] = seen
@@ -237,7 +240,7 @@ def _read(starts: list[Start], number: int, line: str, words: list[str], window:
             if _matches(matcher, body, window):
                 soft = loudness == SOFT and not matcher.any_level
                 if len(start.hits) < _KEPT:
-                    start.hits.append(Hit(number, line, kind, matcher.hint, soft, matcher.absent, window.previous()))
+                    start.hits.append(Hit(number, near, kind, matcher.hint, soft, matcher.absent, window.previous()))
 
 
 def _view(line: str, words: list[str]) -> str:

@@ -140,6 +140,8 @@ def test_the_deciding_words_far_out_in_a_long_line_are_found() -> None:
     )
     verdict = diagnose([*CONFIGURED, line, *REFUSED])
     assert verdict.id == "spec-batched-tokens-too-small"
+    assert "is set to -96" in verdict.text
+    assert len(verdict.text) < 10_000
 
 
 def test_several_workers_that_write_at_once_do_not_hide_the_cause() -> None:

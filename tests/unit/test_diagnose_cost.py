@@ -96,7 +96,7 @@ def test_no_pattern_runs_away_on_a_hostile_line(unit: str) -> None:
     assert time.process_time() - begin < 0.1
 
 
-@pytest.mark.parametrize("word", WORDS[:: max(len(WORDS) // 40, 1)])
+@pytest.mark.parametrize("word", WORDS[:: max(len(WORDS) // 20, 1)])
 def test_a_line_of_one_word_a_million_times_is_read_soon(word: str) -> None:
     begin = time.process_time()
     diagnose([*SERVING, (word + " ") * (300_000 // (len(word) + 1)), *(f"{word} {n}" for n in range(2000))])
@@ -106,11 +106,11 @@ def test_a_line_of_one_word_a_million_times_is_read_soon(word: str) -> None:
 def test_a_big_log_is_read_without_keeping_it() -> None:
     def lines() -> Iterator[str]:
         yield from SERVING
-        for number in range(200_000):
+        for number in range(50_000):
             yield f'(APIServer pid=11) INFO:     127.0.0.1:{number} - "POST /v1/chat/completions HTTP/1.1" 200 OK'
         yield from worker_error("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
 
     begin = time.process_time()
     verdict = diagnose(lines())
-    assert (verdict.id, verdict.line) == ("cudagraph-replay-fault", len(SERVING) + 200_001)
-    assert time.process_time() - begin < 10
+    assert (verdict.id, verdict.line) == ("cudagraph-replay-fault", len(SERVING) + 50_001)
+    assert time.process_time() - begin < 5
