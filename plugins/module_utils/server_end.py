@@ -84,8 +84,9 @@ def wait_free(host: Host, wanted: Wanted, limits: Limits) -> View:
         free = not strangers and not stuck
         if free and free_before:
             # what restarts the server has begun by now, though it may not listen yet
-            again = find(host, view, wanted, own_counts=False)
-            if again.main is not None:
+            suspects = any(wanted.related(process) for process in view.processes.values())
+            again = find(host, view, wanted, own_counts=False) if suspects else None
+            if again is not None and again.main is not None:
                 raise _came_back(view, f"port {wanted.port}", again.main)
             return view
         if not free and time.monotonic() >= deadline:

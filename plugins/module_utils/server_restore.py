@@ -261,7 +261,12 @@ def _prove(host: Host, old: OldServer, unit: str, no_progress_s: float) -> Answe
             return answer
         state = host.systemd.show(unit) if unit else None
         if state is not None and _dead(state):
-            raise _failed(host, old, state, f"it ended ({state.exit_text or state.result})")
+            raise _failed(
+                host,
+                old,
+                state,
+                f"its unit is {state.active_state} ({state.exit_text or state.result or state.load_state})",
+            )
         progress = f"{answer} {_progress(host, old, state)}"
         if progress != seen:
             moved_at, seen = time.monotonic(), progress
@@ -277,7 +282,12 @@ def _prove_alive(host: Host, old: OldServer, unit: str) -> Answer:
     while time.monotonic() < deadline:
         state = host.systemd.show(unit) if unit else None
         if state is not None and _dead(state):
-            raise _failed(host, old, state, f"it ended ({state.exit_text or state.result})")
+            raise _failed(
+                host,
+                old,
+                state,
+                f"its unit is {state.active_state} ({state.exit_text or state.result or state.load_state})",
+            )
         time.sleep(_POLL_S)
     return Answer(False, seen="its address is unknown")
 

@@ -120,14 +120,10 @@ seconds:
   type: float
   returned: always
   sample: 74.2
-warnings:
-  description: What was not as it should be, and did not stop the restore.
-  type: list
-  elements: str
-  returned: always
 """
 
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.cutover import CutoverStore
@@ -155,7 +151,7 @@ ARGUMENTS = {
 }
 
 
-def run(module: AnsibleModule) -> dict[str, object]:
+def run(module: AnsibleModule) -> dict[str, Any]:
     """Restore; returns the module's result."""
     params = module.params
     host = Host()
@@ -177,7 +173,10 @@ def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     try:
-        module.exit_json(**run(module))
+        result = run(module)
+        for text in result.pop("warnings"):
+            module.warn(text)
+        module.exit_json(**result)
     except FirstlightError as error:
         module.fail_json(msg=error.message, failure=error.as_dict())
 

@@ -178,15 +178,11 @@ guard:
   type: dict
   returned: state is stopped
   sample: {unit: firstlight-guard-vllm.timer, seconds: 3600}
-warnings:
-  description: What was not as it should be, and did not stop the run.
-  type: list
-  elements: str
-  returned: always
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.cutover import CutoverStore
@@ -219,7 +215,7 @@ ARGUMENTS = {
 }
 
 
-def run(module: AnsibleModule) -> dict[str, object]:
+def run(module: AnsibleModule) -> dict[str, Any]:
     """Stop or commit; returns the module's result."""
     params = module.params
     host = Host()
@@ -229,7 +225,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
     before = store.load()
     if params["state"] == "committed":
         changed, record, warnings = commit(host, store, f"{store.unit}.service", guard.disarm, check=module.check_mode)
-        result: dict[str, object] = {
+        result: dict[str, Any] = {
             "changed": changed,
             "phase": record.phase,
             "record": str(store.path),
@@ -251,7 +247,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
     return result
 
 
-def _diff(before: dict[str, object], store: CutoverStore, result: dict[str, object]) -> dict[str, str]:
+def _diff(before: dict[str, object], store: CutoverStore, result: dict[str, Any]) -> dict[str, str]:
     after = store.load()
     told = after.public() if after else {}
     if result["changed"] and told == before:  # check mode: the record is as it was
@@ -268,7 +264,10 @@ def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     try:
-        module.exit_json(**run(module))
+        result = run(module)
+        for text in result.pop("warnings"):
+            module.warn(text)
+        module.exit_json(**result)
     except FirstlightError as error:
         module.fail_json(msg=error.message, failure=error.as_dict())
 
