@@ -16,6 +16,7 @@ import yaml
 from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
+from ansible.template import trust_as_template
 from ansible_collections.firstlight.vllm.plugins.module_utils.cache_key import digest
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import check_values, tree_digest
@@ -100,7 +101,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         options = role_options(COLLECTION)
         try:
             values = self._values(options, variables)
-            values = {name: typed(name, options[name], value) for name, value in values.items()}
             check_values(values, options)
         except FirstlightError as error:
             result.update(failed=True, msg=error.message, failure=error.as_dict())
@@ -122,18 +122,26 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         return result
 
     def _values(self, options: dict[str, dict[str, Any]], variables: dict[str, Any]) -> dict[str, Any]:
-        """Value of every variable; a default that hangs on a later task's result is left out."""
+        """Value of every variable, typed; a default that hangs on a later task's result is left out.
+
+        What was given comes before what is derived from it, so that an error names the variable to correct.
+        """
+        raw = {name: variables.get(name, option.get("default")) for name, option in options.items()}
+        derived = {name for name, text in raw.items() if "{{" in str(text) and text == options[name].get("default")}
         values = {}
-        for name, option in options.items():
-            raw = variables.get(name, option.get("default"))
+        for name in sorted(raw, key=lambda name: name in derived):
+            text = raw[name]
+            if name not in variables and isinstance(text, str):
+                text = trust_as_template(text)  # the collection's own text, which Ansible has not read itself
             try:
-                values[name] = self._templar.template(raw)
+                value = self._templar.template(text)
             except AnsibleError as error:
-                if isinstance(error, AnsibleUndefinedVariable) and raw == option.get("default"):
+                if isinstance(error, AnsibleUndefinedVariable) and name in derived:
                     continue
                 raise bad_input(
                     name, f"the value cannot be computed ({error}).", "correct the expression, or give a plain value."
                 ) from error
+            values[name] = typed(name, options[name], value)
         return values
 
     @staticmethod
