@@ -232,7 +232,7 @@ def _without_cause(
     stranger = next(strangers, None)
     told_first = stranger is None or (generic is not None and generic.number < stranger.number)
     if generic is not None and (stranger is None or (told_first and generic.kind.id != WRAPPER)):
-        died = [hit for hit in start.hits if hit.kind.id == DIED_SILENTLY and hit.number < end and not hit.soft]
+        died = [hit for hit in start.hits_of.get(DIED_SILENTLY, []) if hit.number < end and not hit.soft]
         best = died[0] if died and generic.kind.id == WRAPPER else generic
         return _verdict(best.kind, Seen(best.number, best.text), situation)
     if stranger is not None:

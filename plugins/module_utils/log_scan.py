@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, islice
+from typing import TypeVar
 
 from .failure_catalogue import KINDS
 from .failure_kinds import REACH, Kind, Matcher
@@ -20,6 +21,7 @@ from .log_lines import LOUD, QUIET, SOFT, WINDOW, clean, split_level
 _BLOCK = 4000
 _MOST_PER_WORD = 100
 _KEPT = 400
+_KEPT_OF_KIND = 40
 _MOST_STARTS = 200
 _KEPT_SIGNS = ("exception", "metrics", "taps", "unit", "banner")
 _HEAD = 120
@@ -75,7 +77,7 @@ _CASE = re.IGNORECASE
 
 @dataclass(frozen=True)
 class Seen:
-    """A line of the log: its number, counted from 1, and what it says (of a very long one only the parts that matter)."""
+    """A line of the log: its number, counted from 1, and what it says; of a very long one only parts."""
 
     number: int
     text: str
@@ -109,20 +111,25 @@ class Start:
     """What the log holds of one start of the server.
 
     Attributes:
-        hits: lines that point to kinds of failure, in order.
+        hits_of: for each kind, lines that point to it.
         first: for each sign, the first line that shows it.
         last: for each sign, the last line that shows it.
-        kept: for some signs all lines, up to a bound.
+        kept: for some signs all lines, but of very many only the first and the last.
         words: words asked for by matchers' ``absent`` and ``after``, with the number of their first line.
         lines: how many lines belong to this start.
     """
 
-    hits: list[Hit] = field(default_factory=list)
+    hits_of: dict[str, list[Hit]] = field(default_factory=dict)
     first: dict[str, Seen] = field(default_factory=dict)
     last: dict[str, Seen] = field(default_factory=dict)
     kept: dict[str, list[Seen]] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
     lines: int = 0
+
+    @property
+    def hits(self) -> list[Hit]:
+        """Lines that point to kinds of failure, in order; of very many for one kind the first and the last."""
+        return sorted((hit for hits in self.hits_of.values() for hit in hits), key=lambda hit: hit.number)
 
     def at(self, sign: str) -> int | None:
         """Number of the first line that shows a sign."""
@@ -227,8 +234,8 @@ def _read(starts: list[Start], number: int, line: str, words: list[str], window:
     for name in signs:
         start.first.setdefault(name, seen)
         start.last[name] = seen
-        if name in _KEPT_SIGNS and len(start.kept.setdefault(name, [])) < _KEPT:
-            start.kept[name].append(seen)
+        if name in _KEPT_SIGNS:
+            _keep(start.kept.setdefault(name, []), seen, _KEPT)
     for word in words:
         if word in _REMEMBERED:
             start.words.setdefault(word, number)
@@ -239,8 +246,18 @@ def _read(starts: list[Start], number: int, line: str, words: list[str], window:
                 continue
             if _matches(matcher, body, window):
                 soft = loudness == SOFT and not matcher.any_level
-                if len(start.hits) < _KEPT:
-                    start.hits.append(Hit(number, near, kind, matcher.hint, soft, matcher.absent, window.previous()))
+                hit = Hit(number, near, kind, matcher.hint, soft, matcher.absent, window.previous())
+                _keep(start.hits_of.setdefault(kind.id, []), hit, _KEPT_OF_KIND)
+
+
+_T = TypeVar("_T")
+
+
+def _keep(kept: list[_T], entry: _T, most: int) -> None:
+    """Append; beyond a bound drop from the middle, since the first and the last tell most."""
+    kept.append(entry)
+    if len(kept) > most:
+        del kept[most // 2]
 
 
 def _view(line: str, words: list[str]) -> str:

@@ -15,17 +15,19 @@ _TAPS = re.compile(r"Using auxiliary layers from [\w ]{1,40}: [\[(]([\d, ]{1,400
 
 LOW_LENGTH = 1.5
 """Mean acceptance length below which a drafter of several tokens does nothing worth having."""
-_ENOUGH_DRAFTS = 20
-_LATER_SHARE = 0.1
+_ENOUGH_DRAFTS = 10
+_FEW_LATER = 0.1
+_NONE_LATER = 0.02
 _FEWEST_TOKENS = 3
 
 
 def first_low(lines: Iterable[Seen]) -> Seen | None:
     """The first line of vLLM's speculation metrics from which on a drafter is seen to do nothing.
 
-    All lines count together, each by its number of drafts. A drafter is found inert when the mean acceptance length
-    is below ``LOW_LENGTH`` and next to no token after the first is accepted; with fewer than three drafted tokens
-    the length cannot tell. Trailing zeros alone say nothing: a drafter that is right for six of fifteen has nine.
+    All lines count together, each by its number of drafts. A drafter is found inert when no token after the first is
+    accepted, or when the mean acceptance length is below ``LOW_LENGTH`` and next to none after the first is. With
+    fewer than three drafted tokens this cannot be told. Trailing zeros alone say nothing: a drafter that is right for
+    six of fifteen tokens has nine.
     """
     drafts = accepted = later = 0.0
     first: Seen | None = None
@@ -34,11 +36,13 @@ def first_low(lines: Iterable[Seen]) -> Seen | None:
         if count is None:
             continue
         drafts, accepted, later = drafts + count[0], accepted + count[1], later + count[2]
-        if first is None and count[1] / count[0] < LOW_LENGTH - 1:
+        if first is None and _inert(*count):
             first = seen
-    if drafts < _ENOUGH_DRAFTS or accepted / drafts >= LOW_LENGTH - 1 or later / drafts >= _LATER_SHARE:
-        return None
-    return first
+    return first if drafts >= _ENOUGH_DRAFTS and _inert(drafts, accepted, later) else None
+
+
+def _inert(drafts: float, accepted: float, later: float) -> bool:
+    return later < drafts * _NONE_LATER or (accepted < drafts * (LOW_LENGTH - 1) and later < drafts * _FEW_LATER)
 
 
 def _counts(text: str) -> tuple[float, float, float] | None:

@@ -48,8 +48,8 @@ How a verdict is found:
 * Warnings decide only in a log that shows a failure; information does not decide, but for the few lines that are a
   failure in themselves.
 * An error that is not in the catalogue makes the verdict `unknown`, with its line: no guess.
-* That a drafter does nothing shows in the lines of `SpecDecoding metrics`: a mean acceptance length below 1.5 over at
-  least 20 drafts, with next to no token accepted after the first. A log without such lines cannot tell; the counters of
+* That a drafter does nothing shows in the lines of `SpecDecoding metrics`: over at least 10 drafts no token after the
+  first is accepted, or the mean acceptance length is below 1.5 with next to none accepted after the first. A log without such lines cannot tell; the counters of
   `/metrics` can, and the smoke test reads them.
 """
 

@@ -284,6 +284,8 @@ def test_a_drafter_that_does_nothing_is_seen_and_a_middling_one_is_not() -> None
     assert diagnose([*SERVING, inert]).id == "drafter-low-acceptance"
     first_only = _metrics(1.17, 45, 3960, [0.17] + [0.0] * 14)
     assert diagnose([*SERVING, first_only, first_only]).id == "drafter-low-acceptance"
+    guess = _metrics(1.7, 700, 15000, [0.7] + [0.0] * 14)
+    assert diagnose([*SERVING, guess]).id == "drafter-low-acceptance"
     half = _metrics(5.86, 107, 330, [1.0, 1.0, 1.0, 1.0, 0.864] + [0.0] * 10)
     assert diagnose([*SERVING, half]).id == "none"
     prose = _metrics(1.7, 700, 15000, [0.45, 0.18, 0.05, 0.02] + [0.0] * 11)
@@ -449,3 +451,10 @@ def test_what_the_kernel_did_counts_even_after_the_server_shut_down() -> None:
 def test_a_server_that_loaded_and_opened_its_port_is_not_ill() -> None:
     opened = [line for line in SERVING if "startup complete" not in line and "200 OK" not in line]
     assert diagnose(opened).id == "none"
+
+
+def test_thousands_of_clients_errors_do_not_hide_the_death_after_them() -> None:
+    client = ["(APIServer pid=11) json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"] * 6000
+    fault = worker_error("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
+    assert diagnose([*SERVING, *client, *fault, *DIED]).id == "cudagraph-replay-fault"
+    assert diagnose([*SERVING, *client]).id == "none"
