@@ -49,8 +49,8 @@ How a verdict is found:
   failure in themselves.
 * An error that is not in the catalogue makes the verdict `unknown`, with its line: no guess.
 * That a drafter does nothing shows in the lines of `SpecDecoding metrics`: over at least 10 drafts no token after the
-  first is accepted, or the mean acceptance length is below 1.5 with next to none accepted after the first. A log without such lines cannot tell; the counters of
-  `/metrics` can, and the smoke test reads them.
+  first is accepted, or the mean acceptance length is below 1.5 with next to none accepted after the first. A log
+  without such lines cannot tell; the counters of `/metrics` can, and the smoke test reads them.
 """
 
 
