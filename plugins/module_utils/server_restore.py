@@ -131,7 +131,10 @@ def _decided_for_the_new(host: Host, layout: Layout, record: Record, unit: str) 
 def _which(record: Record | None, options: RestoreOptions) -> OldServer | None:
     if record is None or not (record.unfinished or options.committed):
         return None
-    if options.origin and record.old.kind not in {"unit", "process", "container"}:
+    own = record.old.kind not in {"unit", "process", "container"}
+    # a release whose files were removed cannot be brought back; what was there before it can
+    removed = record.old.kind == "release" and not (options.layout.releases / record.old.release).is_dir()
+    if own and (options.origin or (removed and options.committed)):
         return record.origin
     return record.old
 

@@ -319,6 +319,14 @@ def test_going_back_to_the_origin_skips_firstlights_own_releases(case: Case) -> 
     assert case.units.units["sglang.service"]["ActiveState"] == "active"
 
 
+def test_a_release_that_was_removed_gives_way_to_the_server_before_it(case: Case) -> None:
+    url = f"http://127.0.0.1:{case.server.port}"
+    origin = replace(UNIT, url=url, models=("old-model",))
+    case.record(OldServer("release", "vllm.service", release="0123456789ab"), "committed", origin=origin)
+    case.restore(committed=True)
+    assert case.units.units["sglang.service"]["ActiveState"] == "active"
+
+
 def test_a_commit_switches_the_boot_from_the_old_server_to_the_new(case: Case) -> None:
     case.units.add("sglang.timer", UnitFileState="enabled")
     case.units.add("vllm.service", UnitFileState="disabled")
