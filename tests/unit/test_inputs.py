@@ -267,7 +267,7 @@ NONSENSE = st.one_of(
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(value=NONSENSE)
 def test_nonsense_is_legal_for_its_variable_or_one_clear_error_that_names_it(name: str, value: Any) -> None:
     try:
