@@ -18,6 +18,8 @@ import deploy
 from deploy import environment, runner
 
 CANARY = "canary-7c1f"
+# pytest's own threads, and those of these tests, are idle while a process is started
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -193,6 +195,7 @@ def test_setting_the_event_cancels_the_run() -> None:
     assert sleepers() == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_raised_after_ansible_has_ended() -> None:
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -237,6 +240,7 @@ def test_an_exit_in_ansible_runner_does_not_end_the_caller(monkeypatch: pytest.M
         deploy.run(inventory=hosts("h1"))
 
 
+@pytest.mark.slow
 def test_a_limit_that_matches_no_host_is_an_inventory_error() -> None:
     with pytest.raises(deploy.InventoryError, match="--limit=nowhere has no host for 'site'"):
         deploy.run(inventory=hosts("h1"), limit="nowhere")
