@@ -1,0 +1,58 @@
+"""Waits until the stand-in passes a milestone, kills one of its processes with SIGKILL, and tells when.
+
+usage: pounce.py MILESTONE api|engine|worker [SECONDS]     prints "PID TIME", seconds since the epoch
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+MILESTONES = Path("/var/lib/vllm/milestones")
+TITLES = {"engine": "VLLM::EngineCore", "worker": "VLLM::Worker_TP1"}
+
+
+def passed(milestone: str, since: float) -> int:
+    """Pid of the API server that has passed the milestone since then; 0 if none has."""
+    with contextlib.suppress(OSError):
+        if MILESTONES.stat().st_mtime >= since:
+            found = re.search(rf"^{milestone} (\d+)$", MILESTONES.read_text("utf-8"), re.MULTILINE)
+            return int(found[1]) if found else 0
+    return 0
+
+
+def victim(api: int, role: str) -> int:
+    """The process to kill; 0 while it cannot be seen."""
+    if role == "api":
+        return api
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(TITLES[role].encode()):
+                return int(folder.name)
+    return 0
+
+
+def main() -> None:
+    """Wait, kill, tell."""
+    milestone, role = sys.argv[1:3]
+    limit = float(sys.argv[3]) if len(sys.argv) > 3 else 120.0
+    since = time.time()
+    print("waiting", flush=True)
+    while time.time() < since + limit:
+        api = passed(milestone, since)
+        pid = victim(api, role) if api else 0
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            print(pid, time.time(), flush=True)
+            return
+        time.sleep(0.01)
+    sys.exit(f"nothing passed {milestone} within {limit:g} s")
+
+
+if __name__ == "__main__":
+    main()
