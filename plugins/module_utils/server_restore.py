@@ -30,6 +30,7 @@ from .systemd import UnitState
 
 _POLL_S = 0.2
 _GIVE_UP_RESTARTS = 3
+_UNPROVEN_TERM_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,10 @@ def _end_new(host: Host, layout: Layout, record: Record, old: OldServer, options
     if state.running:
         view = look_at_processes(host)
         members = tuple(view.in_unit(state.unit))
-        end(host, Found("unit", "unit", state, None, view.processes.get(state.main_pid), members), options.limits)
+        limits = options.limits
+        if record.unfinished:  # nobody uses it yet, and vLLM ignores SIGTERM while it loads: each second is downtime
+            limits = dataclasses.replace(limits, term_s=min(limits.term_s, _UNPROVEN_TERM_S))
+        end(host, Found("unit", "unit", state, None, view.processes.get(state.main_pid), members), limits)
     if old.kind != "release" and state.exists and state.enabled:
         host.systemd.disable(unit)
     if record.unfinished:
