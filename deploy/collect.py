@@ -1,7 +1,7 @@
 """Turns the events of a run into its result.
 
-The playbooks speak through two keys of a task's result: ``firstlight_report`` (what the host now serves and
-how it did in the smoke test) and ``failure`` (kind, cause and remedy of a fault).
+The playbooks speak through three keys of a task's result: ``firstlight_report`` (what the host now serves and
+how it did in the smoke test), ``firstlight_status`` (what is on it) and ``failure`` (kind, cause and remedy).
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from typing import Any
 from deploy.events import Event, from_runner
 from deploy.results import Acceptance, Failure, HostResult, Phase
 
+# what single modules return beside these: preflight why a run is needed, prune what it freed, rollback what came back
+_STATE_KEYS = ("reason", "freed_bytes", "removed", "restored", "answering")
+
 
 @dataclass
 class _Host:
     report: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
     running: Event | None = None
     failures: list[Event] = field(default_factory=list)
     unreachable: Event | None = None
@@ -71,7 +75,11 @@ class Collector:
         return {name: self._result(name, self._hosts.get(name, _Host())) for name in names}
 
     def _take_host(self, host: _Host, event: Event) -> None:
-        report = _mapping(event.result.get("firstlight_report"))
+        if event.kind == "note":
+            return
+        state = _mapping(event.result.get("firstlight_status"))
+        host.state.update(state or {key: event.result[key] for key in _STATE_KEYS if key in event.result})
+        report = _mapping(event.result.get("firstlight_report") or state.get("report"))
         if report:
             host.report = dict(report)
         host.running = event if event.kind == "start" else None
@@ -117,6 +125,7 @@ class Collector:
             failure=failure,
             warnings=tuple(warnings),
             report=report,
+            state=host.state,
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["play", "task", "start", "ok", "skipped", "failed", "unreachable", "warning", "output"]
+Kind = Literal["play", "task", "start", "note", "ok", "skipped", "failed", "unreachable", "warning", "output"]
 
 _HOST_KINDS: Mapping[str, Kind] = {
     "runner_on_start": "start",
@@ -25,6 +26,8 @@ _TEXT_KINDS: Mapping[str, Kind] = {
     "playbook_on_no_hosts_matched": "output",
     "playbook_on_no_hosts_remaining": "output",
 }
+# how an action that watches a host from here says what goes on there
+_NOTE = re.compile(r"\[(?P<host>\S+)\] firstlight: (?P<text>.+)")
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Event:
     """One step of a run.
 
     Attributes:
-        kind: ``play`` and ``task`` begin one; ``start`` to ``unreachable`` concern one host and one task;
-            ``warning`` and ``output`` are text from Ansible itself.
+        kind: ``play`` and ``task`` begin one; ``start`` to ``unreachable`` concern one host and one task, where
+            ``note`` says what the host is doing inside it; ``warning`` and ``output`` are text from Ansible itself.
         host: the inventory's name of the host; empty for ``play``, ``task`` and text.
         task: the task's, or for ``play`` the play's, name.
         role: short name of the task's role; empty outside roles.
@@ -41,7 +44,7 @@ class Event:
         ignored: the task failed and the playbook goes on all the same.
         seconds: how long the task took on this host.
         result: what the task returned, censored where the task says ``no_log``.
-        text: the text of ``warning`` and ``output``.
+        text: the text of ``note``, ``warning`` and ``output``.
     """
 
     kind: Kind
@@ -68,6 +71,8 @@ def from_runner(raw: Mapping[str, Any]) -> Event | None:
         return Event("task", task=_task_name(data), role=_role(data))
     if name in _TEXT_KINDS:
         text = str(raw.get("stdout") or "").strip()
+        if note := _NOTE.fullmatch(text):
+            return Event("note", host=note["host"], text=note["text"])
         return Event(_TEXT_KINDS[name], text=text) if text else None
     return None
 

@@ -65,6 +65,8 @@ class Hosts:
             return [f"warning: {' '.join(event.text.split())}"]
         if not event.host:
             return []
+        if event.kind == "note":
+            return [f"{event.host}: {event.text}"] if self.note(event.host, event.text) else []
         doing = self.doing.setdefault(event.host, _Doing())
         if event.kind == "start":
             doing.task, doing.since, doing.told_at = title(event), time.monotonic(), time.monotonic()
@@ -155,7 +157,10 @@ class LiveProgress:
 
     def event(self, event: Event) -> None:
         """Print what stays above the table, and bring the table up to date."""
-        for line in self._hosts.event(event):
+        lines = self._hosts.event(event)
+        if event.kind == "note":  # it has its place in the table
+            return
+        for line in lines:
             self._console.print(Text(line, style=_style(event)))
 
     def note(self, host: str, text: str) -> None:

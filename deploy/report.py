@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
@@ -77,11 +79,35 @@ def _facts(host: HostResult) -> Table:
     for key, value in host.report.items():
         if key not in _SHOWN and isinstance(value, str | int | float | bool):
             rows[key.replace("_", " ")] = str(value)
+    rows.update(_state(host.state))
     table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
         if text:
             table.add_row(Text(name, style="dim"), Text(text))
     return table
+
+
+def _state(state: Mapping[str, object]) -> dict[str, str]:
+    """What of a host's state says something in a line each."""
+    rows = {}
+    for key, value in state.items():
+        name = key.replace("_", " ")
+        if key == "unit" and isinstance(value, Mapping):
+            enabled = "enabled" if value.get("enabled") else "not enabled"
+            rows[name] = f"{value.get('name')}: {value.get('active')}, {enabled}, {value.get('restarts')} restarts"
+        elif key == "releases" and isinstance(value, list):
+            rows[name] = ", ".join(str(release.get("id")) for release in value if isinstance(release, Mapping))
+        elif key == "restored" and isinstance(value, Mapping):
+            rows[name] = str(value.get("unit") or value.get("name") or value.get("kind") or "")
+        elif key == "freed_bytes" and isinstance(value, int):
+            rows["freed"] = f"{value / 1e9:.2f} GB"
+        elif isinstance(value, bool):
+            rows[name] = "yes" if value else "no"
+        elif isinstance(value, str):
+            rows[name] = value
+        elif isinstance(value, list):
+            rows[name] = ", ".join(map(str, value))
+    return rows
 
 
 def acceptance_text(acceptance: Acceptance | None) -> str | None:

@@ -88,6 +88,8 @@ class HostResult:
         failure: None when ok.
         warnings: what the operator should know although the run went on.
         report: everything that the playbook reported, for what has no attribute here.
+        state: what ``status`` found on the host, why ``preflight`` would have a run change it, what ``rollback``
+            brought back, what ``prune`` removed.
     """
 
     ok: bool
@@ -107,6 +109,7 @@ class HostResult:
     failure: Failure | None = None
     warnings: tuple[str, ...] = ()
     report: Mapping[str, object] = field(default_factory=dict)
+    state: Mapping[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
         """The same, of JSON's types only."""

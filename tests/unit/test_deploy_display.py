@@ -143,6 +143,37 @@ def test_the_report_shows_answer_verdict_acceptance_phases_and_failure() -> None
     assert "not twice" not in text
 
 
+def test_a_note_from_a_long_task_is_live_progress() -> None:
+    event = from_runner({"event": "verbose", "stdout": "[gpu1] firstlight: loading weights (20 s)"})
+    assert event == Event("note", host="gpu1", text="loading weights (20 s)")
+    out = console()
+    display = LineProgress(out)
+    display.event(START)
+    display.event(event)
+    assert text_of(out).splitlines()[-1].endswith("gpu1: loading weights (20 s)")
+    live = console(terminal=True)
+    table = LiveProgress(live)
+    table.event(START)
+    table.event(event)
+    table.tick()
+    table.close()
+    assert "smoke: Wait until ready: loading weights (20 s)" in text_of(live)
+
+
+def test_the_state_of_a_host_is_shown_in_words() -> None:
+    out = console()
+    unit = {"name": "vllm.service", "active": "active", "enabled": True, "restarts": 0}
+    state = {"deployed": True, "serving": False, "problem": "/health says refused", "unit": unit, "report": {}}
+    print_result(RunResult("successful", {"gpu1": HostResult(ok=True, state=state)}, 2), out)
+    for words in ("/health says refused", "vllm.service: active, enabled, 0 restarts"):
+        assert words in text_of(out)
+    out = console()
+    state = {"removed": ["/opt/a", "/opt/b"], "freed_bytes": 2_500_000_000}
+    print_result(RunResult("successful", {"gpu1": HostResult(ok=True, state=state)}, 2), out)
+    assert "/opt/a, /opt/b" in text_of(out)
+    assert "2.50 GB" in text_of(out)
+
+
 def test_a_host_that_was_left_alone_says_so() -> None:
     out = console()
     print_result(RunResult("successful", {"gpu1": HostResult(ok=True, converged=True)}, 2), out)

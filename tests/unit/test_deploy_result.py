@@ -73,6 +73,22 @@ def test_a_report_of_a_failed_gate_is_kept_beside_the_failure() -> None:
     assert not host.ok
 
 
+def test_the_status_of_a_host_and_its_report_are_in_the_result() -> None:
+    status = {"deployed": True, "serving": True, "report": {"verdict": "right", "release": "r1"}}
+    host = collect(ok("h", firstlight_status=status), stats(ok={"h": 1}))["h"]
+    assert host.state["serving"] is True
+    assert (host.verdict, host.release) == ("right", "r1")
+
+
+def test_a_note_neither_fails_a_host_nor_ends_its_task() -> None:
+    collector = Collector()
+    collector.take({"event": "runner_on_start", "event_data": {"host": "h", "task": "Wait"}})
+    collector.take({"event": "verbose", "stdout": "[h] firstlight: compiling (3 s)"})
+    failure = collector.hosts("timeout")["h"].failure
+    assert failure is not None
+    assert "'Wait'" in failure.cause
+
+
 def test_a_host_that_had_nothing_to_do_is_in_the_result() -> None:
     assert collect(stats(processed={"h": 1}, ok={"h": 1}, changed={"h": 2}))["h"].changed
 
