@@ -115,7 +115,7 @@ def _judge(start: Start, deployment: Mapping[str, object]) -> Verdict | None:
     situation = Situation(deployment, start)
     ready = _ready(start)
     end = _end(start)
-    dead = _within(start, "dead", ready, end)
+    dead = _within(start, "dead", ready, end) or _refusing(start, ready, end)
     hits = [hit for hit in start.hits if _before(end, hit) and _can_count(hit, start, ready, dead)]
     chosen = _choose(
         hits, starting=ready is None, failing=dead is not None or (ready is None and _in_trouble(start, end))
@@ -124,9 +124,9 @@ def _judge(start: Start, deployment: Mapping[str, object]) -> Verdict | None:
     if chosen is not None:
         return _verdict(chosen.kind, Seen(chosen.number, chosen.text), replace(situation, before=chosen.before))
     if dead or generic or ready is None:
-        failure = _without_cause(start, generic, ready, end, situation)
+        failure = _without_cause(start, generic, ready, end, situation) or _answering(start)
         return _WELL if failure is None and start.at("opened") is not None else failure
-    return _speculation(start, deployment, situation) or _answering(start) or _WELL
+    return _speculation(start, deployment, situation) or _WELL
 
 
 def _ready(start: Start) -> int | None:
@@ -260,10 +260,18 @@ def _unknown(seen: Seen, cause: str) -> Verdict:
 
 def _answering(start: Start) -> Verdict | None:
     """``unknown`` for a server whose last answers were failures of its own."""
-    refuses, alive = start.last.get("refuses"), start.last.get("alive")
-    if refuses is None or (alive is not None and alive.number > refuses.number):
+    refuses = _refusing(start, None, 1 << 62)
+    if refuses is None:
         return None
     return _unknown(refuses, "The server answers requests with its own errors, and the log does not say why.")
+
+
+def _refusing(start: Start, ready: int | None, end: int) -> Seen | None:
+    """The answer 500 after which no other answer came: as good as dead."""
+    refuses, alive = start.last.get("refuses"), start.last.get("alive")
+    if refuses is None or not (ready or 0) < refuses.number < end:
+        return None
+    return None if alive is not None and alive.number > refuses.number else refuses
 
 
 def _speculation(start: Start, deployment: Mapping[str, object], situation: Situation) -> Verdict | None:

@@ -141,7 +141,11 @@ BUILD = (
             Matcher("libnvidia-ml.so", r"libnvidia-ml\.so[.\d]*: cannot open shared object"),
             Matcher("nvml shared library not found"),
             Matcher("failed to infer device type"),
-            Matcher("found no nvidia driver on your system", absent=("cpu_model_runner", "cpu_worker", "+cpu")),
+            Matcher(  # a CPU build says so as well when it is stopped
+                "found no nvidia driver on your system",
+                apart=r"in shutdown$|worker\.shutdown\(|Application shutdown complete",
+                absent=("cpu_model_runner", "cpu_worker", "+cpu"),
+            ),
             Matcher("no cuda-capable device is detected"),
             Matcher("cuda_error_no_device"),
             Matcher("no cuda gpus are available"),
@@ -292,7 +296,8 @@ VERSION = (
             Matcher(
                 "too many values to unpack (expected 2)", near=r"cpu_model_runner|cpu_worker|dispatch_cpu|cpu_\w+\.py"
             ),
-            Matcher("'function' object is not subscriptable", near=r"\[grid\]|kernel|cpu_"),
+            Matcher("'function' object is not subscriptable", near=r"\[grid\]|kernel|cpu_|mamba"),
+            Matcher("'function' object is not subscriptable", hint=True),
             Matcher("backend", r"Could not run '[\w:.]+' with arguments from the 'CPU' backend"),
             Matcher("speculative", r"Speculative \w+ is not (?:yet )?supported (?:on|for|with) (?:the )?CPU"),
         ),

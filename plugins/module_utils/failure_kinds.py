@@ -40,6 +40,7 @@ class Matcher:
         text: lower-case words that the line must contain; a cheap sieve before any pattern is tried.
         pattern: regular expression, letter case ignored, that the line must match as well; empty accepts all.
         near: regular expression that a line close by must match: at most ``REACH`` lines away.
+        apart: regular expression that no line close by may match.
         never: regular expression that must not match the line.
         absent: lower-case words that must occur nowhere in the log of this start.
         after: lower-case words of which one must occur earlier in the log of this start; empty accepts all.
@@ -50,6 +51,7 @@ class Matcher:
     text: str
     pattern: str = ""
     near: str = ""
+    apart: str = ""
     never: str = ""
     absent: tuple[str, ...] = ()
     after: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ _SIGNS: tuple[tuple[str, str, str], ...] = (
     ("dead", "workerproc initialization failed", ""),
     ("dead", "main process exited", r"code=exited, status=(?!0)|code=killed, status=(?!15)|code=dumped"),
     ("dead", "failed with result", ""),
+    ("dead", "deactivated successfully", ""),  # an ordered stop says so before; else it ended of itself
     ("dead", "terminate called", ""),
     ("dead", "segfault encountered", ""),
     ("dead", "segmentation fault", ""),
@@ -283,6 +284,8 @@ def _matches(matcher: Matcher, body: str, window: _Window) -> bool:
     if matcher.pattern and not _pattern(matcher.pattern).search(body):
         return False
     if matcher.never and _pattern(matcher.never).search(body):
+        return False
+    if matcher.apart and window.shows(matcher.apart):
         return False
     return not matcher.near or window.shows(matcher.near)
 

@@ -59,7 +59,7 @@ def test_noise_in_front_of_a_failure_does_not_hide_it(noise: list[str], at: int)
 def _patterns() -> Iterator[str]:
     for kind in KINDS:
         for matcher in kind.matchers:
-            yield from filter(None, (matcher.pattern, matcher.near, matcher.never))
+            yield from filter(None, (matcher.pattern, matcher.near, matcher.apart, matcher.never))
     for _, _, pattern in log_scan._SIGNS:
         yield from filter(None, [pattern])
 

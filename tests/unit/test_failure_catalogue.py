@@ -44,7 +44,7 @@ def test_matchers_are_lower_case_words_and_patterns_that_compile(kind: Kind) -> 
         for word in (matcher.text, *matcher.absent, *matcher.after):
             assert word == word.lower()
             assert len(word) >= 3
-        for pattern in (matcher.pattern, matcher.near, matcher.never):
+        for pattern in (matcher.pattern, matcher.near, matcher.apart, matcher.never):
             re.compile(pattern)
 
 
