@@ -22,7 +22,7 @@ from deploy.events import Event
 from deploy.results import Phase
 
 _HEARTBEAT_S = 30.0  # how often plain output says that a long task still runs
-_REFRESH_PER_S = 5
+_ARGUMENT_CHECK = "Validating arguments against arg spec"  # Ansible's own task before a role
 
 
 class Progress(Protocol):
@@ -214,7 +214,8 @@ def progress_for(console: Console) -> Progress:
 
 def title(event: Event) -> str:
     """The task as a user reads it, with its role."""
-    return f"{event.role}: {event.task}" if event.role else event.task
+    task = "check the variables" if event.task.startswith(_ARGUMENT_CHECK) else event.task
+    return f"{event.role}: {task}" if event.role else task
 
 
 def duration(seconds: float) -> str:

@@ -79,7 +79,8 @@ def _facts(host: HostResult) -> Table:
     for key, value in host.report.items():
         if key not in _SHOWN and isinstance(value, str | int | float | bool):
             rows[key.replace("_", " ")] = str(value)
-    rows.update(_state(host.state))
+    # why a run is needed says nothing once it has been made
+    rows.update(_state({key: value for key, value in host.state.items() if key != "reason" or not host.report}))
     table = Table.grid(padding=(0, 2))
     for name, text in rows.items():
         if text:
