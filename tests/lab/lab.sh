@@ -35,8 +35,10 @@ address_of() {
 }
 
 down() {
+  # Killed, not shut down: the systemd of a host that ends in order tidies up control groups of its neighbours too,
+  # after which `podman exec` into those fails.
   # --volumes takes the host's own models and drafters along
-  podman rm --force --time 5 --volumes --ignore "firstlight-$1" >/dev/null 2>&1
+  podman rm --force --time 0 --volumes --ignore "firstlight-$1" >/dev/null 2>&1
 }
 
 booted() {
@@ -104,7 +106,7 @@ case ${1:-}:$# in
   journal:2) podman exec "firstlight-$2" journalctl --no-pager -n "${LAB_JOURNAL_LINES:-300}" -o short-iso ;;
   list:1) podman ps -a --filter "network=$NETWORK" --format '{{.Names}} {{.Status}}' ;;
   purge:1)
-    podman ps -aq --filter "network=$NETWORK" | xargs -r podman rm --force --time 5 --volumes >/dev/null
+    podman ps -aq --filter "network=$NETWORK" | xargs -r podman rm --force --time 0 --volumes >/dev/null
     podman network rm --force "$NETWORK" >/dev/null; podman image rm --force "$IMAGE" >/dev/null ;;
   *) usage ;;
 esac
