@@ -7,10 +7,10 @@ makes units named ``fltest-*`` around the stand-in for SGLang and takes them awa
 tests: it needs systemd as PID 1.
 """
 
+# ruff: noqa: PT009 -- unittest, since a test host has nothing else
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -183,7 +183,7 @@ class StopOnSystemd(unittest.TestCase):
             self.assertIn("Umask:\t0027", status)
             self.assertIn("44", status.split("Groups:")[1].split("\n")[0].split())
             self.assertIn("44", before.split())
-            self.assertEqual(os.readlink(f"/proc/{main.pid}/cwd"), "/srv")
+            self.assertEqual(str(Path(f"/proc/{main.pid}/cwd").readlink()), "/srv")
             self.assertEqual(self.store.path.stat().st_mode & 0o777, 0o600)
 
     def test_the_guard_restores_when_nobody_commits_in_time(self) -> None:
