@@ -30,6 +30,9 @@ def commit(
     """
     with contextlib.nullcontext() if check else store.lock():
         record = store.load()
+        if check:
+            # the stop before it wrote no record either
+            return record is None or record.phase != "committed", record or Record(OldServer("none"), "stopped"), []
         if record is None or record.phase == "restored":
             told = "there is no cutover to commit" if record is None else f"the old server was restored: {record.note}"
             raise FirstlightError(
@@ -41,8 +44,6 @@ def commit(
             )
         if record.phase == "committed":
             return False, record, []
-        if check:
-            return True, record, []
         return (True, *settle(host, store, own_unit, disarm))
 
 
