@@ -117,7 +117,7 @@ def ensure(request: Request, check: bool = False) -> Outcome:
     check_libraries(request.platform)
     if not request.uv:
         require_venv_module(python)
-    _check_compiler(request, plan)
+    check_compiler(request, plan)
     if check:
         return _outcome(folder, plan, reason, {}, {})
     with exclusive(folder.parent / ".lock", _BUSY_S) as descriptor:
@@ -187,8 +187,12 @@ def _check_request(request: Request) -> None:
         )
 
 
-def _check_compiler(request: Request, plan: VenvPlan) -> None:
-    """Refuse a build that has no compiler, before 10 GB are fetched for it."""
+def check_compiler(request: Request, plan: VenvPlan) -> None:
+    """Refuse a build that has no compiler, before 10 GB are fetched for it.
+
+    Raises:
+        FirstlightError: ``nvcc-missing``.
+    """
     if not plan.builds_flash_attn or built_wheels(request.sources.find_links):
         return
     homes = [
@@ -279,7 +283,7 @@ def _install_step(installer: Installer, request: Request, plan: VenvPlan, step: 
     options = ["--compile-bytecode"]  # the service's user cannot write there: else every start compiles anew
     if step.build:
         options.append("--no-build-isolation")
-        extra = _build_environment(request, plan, folder)
+        extra = build_environment(request, plan, folder)
         text = _with_built_hashes(text, built_wheels(request.sources.find_links))
     installer.write_file(requirements, text.encode())
     argv = [uv, "pip", "install", "--python", str(folder / "bin" / "python"), "--no-deps", "--require-hashes"]
@@ -294,7 +298,8 @@ def _with_built_hashes(text: str, wheels: Mapping[str, str]) -> str:
     return text.rstrip("\n") + added + "\n"
 
 
-def _build_environment(request: Request, plan: VenvPlan, folder: Path) -> dict[str, str]:
+def build_environment(request: Request, plan: VenvPlan, folder: Path) -> dict[str, str]:
+    """Variables for a build of flash-attn with the tools of the environment ``folder``."""
     jobs = request.max_jobs or default_jobs()
     path = f"{folder / 'bin'}:{os.environ.get('PATH', '/usr/bin:/bin')}"
     # FORCE_BUILD: flash-attn's own build otherwise looks for a ready wheel on the web, which no lock covers.

@@ -15,91 +15,8 @@ description:
   - Every package is installed with C(--require-hashes). uv, which does it, is itself installed from a lock.
   - flash-attn 2 is installed before flash-attn-4, since both write into one folder; then both are imported.
   - An interrupted install is recognised by its missing marker, removed and made anew. Of two runs at a time, one waits.
-options:
-  root:
-    description: Folder of the host under which environments, tools and the cache lie.
-    type: path
-    default: /opt/firstlight
-  version:
-    description: The vLLM release, exactly as the lock pins it.
-    type: str
-    required: true
-  platform:
-    description: Which build the lock holds. V(cpu) is for tests.
-    type: str
-    choices: [cuda, cpu]
-    default: cuda
-  lock:
-    description: Text of the hash lock, as C(uv pip compile --generate-hashes) writes it.
-    type: str
-    required: true
-  lock_name:
-    description: What to call the lock in messages.
-    type: str
-    default: lock
-  uv_lock:
-    description: Text of the hash lock of uv itself.
-    type: str
-    required: true
-  uv:
-    description: Path of an installed uv to use in place of the locked one; empty for none.
-    type: str
-    default: ""
-  python:
-    description: Interpreter to make the environment with, CPython 3.10 to 3.14.
-    type: path
-    default: /usr/bin/python3
-  index_url:
-    description: Package index in place of PyPI; empty leaves the host's own settings in force.
-    type: str
-    default: ""
-  extra_index_urls:
-    description: Further package indexes.
-    type: list
-    elements: str
-    default: []
-  find_links:
-    description: >-
-      Folder of the host, or page, with wheels. A flash-attn wheel in it counts when the folder's C(SHA256SUMS) names
-      it. Empty for none.
-    type: str
-    default: ""
-  offline:
-    description: Take every package from O(find_links) and the cache; ask no index.
-    type: bool
-    default: false
-  extra_options:
-    description: Further options of C(uv pip install).
-    type: list
-    elements: str
-    default: []
-  flash_attn:
-    description: V(pair) installs flash-attn 2 and flash-attn-4; V(none) leaves vLLM with its bundled kernels.
-    type: str
-    choices: [pair, none]
-    default: pair
-  max_jobs:
-    description: >-
-      Compilations at a time when flash-attn is built. 0 takes half the cores, and no more than one for each 8 GiB of
-      free memory.
-    type: int
-    default: 0
-  cuda_archs:
-    description: Build targets of flash-attn, like V(90). Empty takes those of the host's GPUs.
-    type: list
-    elements: str
-    default: []
-  wheels:
-    description: >-
-      Wheels that the site adds, each a dictionary of C(name), C(sha256) and base64 C(content), as the filter
-      P(firstlight.vllm.wheel_files#filter) makes them.
-    type: list
-    elements: dict
-    default: []
-  environment:
-    description: Environment variables for the installer, like C(SSL_CERT_FILE).
-    type: dict
-    default: {}
+extends_documentation_fragment:
+  - firstlight.vllm.vllm_venv
 attributes:
   check_mode:
     description: Tells what would be installed and where, and changes nothing.
@@ -182,49 +99,11 @@ failure:
 """
 
 from dataclasses import asdict
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
-from ansible_collections.firstlight.vllm.plugins.module_utils.venv_install import Request, ensure
-from ansible_collections.firstlight.vllm.plugins.module_utils.venv_tools import Sources
-
-ARGUMENTS = {
-    "root": {"type": "path", "default": "/opt/firstlight"},
-    "version": {"type": "str", "required": True},
-    "platform": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
-    "lock": {"type": "str", "required": True},
-    "lock_name": {"type": "str", "default": "lock"},
-    "uv_lock": {"type": "str", "required": True},
-    "uv": {"type": "str", "default": ""},
-    "python": {"type": "path", "default": "/usr/bin/python3"},
-    "index_url": {"type": "str", "default": ""},
-    "extra_index_urls": {"type": "list", "elements": "str", "default": []},
-    "find_links": {"type": "str", "default": ""},
-    "offline": {"type": "bool", "default": False},
-    "extra_options": {"type": "list", "elements": "str", "default": []},
-    "flash_attn": {"type": "str", "choices": ["pair", "none"], "default": "pair"},
-    "max_jobs": {"type": "int", "default": 0},
-    "cuda_archs": {"type": "list", "elements": "str", "default": []},
-    "wheels": {"type": "list", "elements": "dict", "default": []},
-    "environment": {"type": "dict", "default": {}},
-}
-
-
-def request_of(params: dict[str, Any]) -> Request:
-    """Turn the module's parameters into a request."""
-    given = dict(params)
-    environment = {str(name): str(value) for name, value in given.pop("environment").items()}
-    sources = Sources(
-        index_url=given.pop("index_url"),
-        extra_index_urls=tuple(given.pop("extra_index_urls")),
-        find_links=given.pop("find_links"),
-        offline=given.pop("offline"),
-        extra_options=tuple(given.pop("extra_options")),
-        environment=environment,
-    )
-    wheels, archs = tuple(given.pop("wheels")), tuple(given.pop("cuda_archs"))
-    return Request(sources=sources, wheels=wheels, cuda_archs=archs, **given)
+from ansible_collections.firstlight.vllm.plugins.module_utils.venv_arguments import ARGUMENTS, request_of
+from ansible_collections.firstlight.vllm.plugins.module_utils.venv_install import ensure
 
 
 def main() -> None:
