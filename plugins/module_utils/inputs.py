@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FirstlightError
+from .inputs_proxy import check_proxy
 from .serve_config import serve_config
 
 _UNIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,100}")
@@ -85,6 +86,7 @@ def check_values(values: Mapping[str, Any], options: Mapping[str, Mapping[str, A
     _check_numbers(values)
     _check_exposure(values)
     _check_code(values)
+    check_proxy(values)
     serve_config({}, values.get("vllm_server_extra_args"))
 
 
@@ -122,7 +124,7 @@ def _check_unit_texts(values: Mapping[str, Any]) -> None:
     """What is written into the unit file as it is."""
     for entry in values.get("vllm_server_ip_allow") or []:
         try:
-            ipaddress.ip_network(str(entry), strict=False)
+            ipaddress.ip_network(str(entry).replace("%", " "), strict=False)  # a zone may hold any character
         except ValueError:
             _fail(
                 "vllm_server_ip_allow",
@@ -262,7 +264,7 @@ def _check_exposure(values: Mapping[str, Any]) -> None:
     host = str(values.get("vllm_server_host") or "127.0.0.1")
     try:
         if host != "localhost":
-            ipaddress.ip_address(host.strip("[]"))
+            ipaddress.ip_address(host.strip("[]").replace("%", " "))
     except ValueError:
         _fail("vllm_server_host", f"{host!r} is not an IP address.", "set 127.0.0.1, ::1 or the host's address.")
     key = values.get("vllm_server_api_key") or ""
