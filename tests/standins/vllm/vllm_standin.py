@@ -21,6 +21,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -140,8 +141,7 @@ class Engine:
             os.kill(self.pid, signal.SIGKILL)
 
     def _run_engine(self, ranks: int) -> None:
-        _child("VLLM::EngineCore", self._api)
-        os.close(self._told_ready)
+        _child("VLLM::EngineCore", self._api, self._ready_end)
         os.set_blocking(self._ready_end, False)
         me = os.getpid()
         workers = {}
@@ -152,36 +152,43 @@ class Engine:
             workers[pid] = rank
         serving = False
         while True:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 serving = bool(os.read(self._ready_end, 1)) or serving
-            except BlockingIOError:
-                pass
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid:
                 self._worker_died(workers[pid], me, serving=serving)
             time.sleep(_POLL_S)
 
     def _worker_died(self, rank: int, me: int, *, serving: bool) -> None:
-        head = f"(EngineCore pid={me}) ERROR {stamp()}"
         if serving:
-            say(f"{head} [multiproc_executor.py:283] Worker proc VllmWorker-{rank} died unexpectedly, shutting down executor.")
-            say(f"{head} [core.py:1136] EngineCore encountered a fatal error.")
+            told = [
+                f"[multiproc_executor.py:283] Worker proc VllmWorker-{rank} died unexpectedly, shutting down executor.",
+                "[core.py:1136] EngineCore encountered a fatal error.",
+            ]
         else:
-            say(f"{head} [core.py:1136] EngineCore failed to start.")
-            say(f"{head} [core.py:1136] Exception: WorkerProc initialization failed due to an exception in a background "
-                "process. See stack trace for root cause.")  # fmt: skip
+            told = [
+                "[core.py:1136] EngineCore failed to start.",
+                "[core.py:1136] Exception: WorkerProc initialization failed due to an exception in a background "
+                "process. See stack trace for root cause.",
+            ]
+        for text in told:
+            say(f"(EngineCore pid={me}) ERROR {stamp()} {text}")
         os._exit(1)
 
     def _run_worker(self, rank: int, engine: int) -> None:
         _child(f"VLLM::Worker_TP{rank}", engine)
-        os.close(self._ready_end)
         if self._fault == "hungry" and rank == 0:
             _eat()
         while True:
             time.sleep(3600)
 
 
-def _child(title: str, parent: int) -> None:
+def _child(title: str, parent: int, kept: int = 0) -> None:
+    """What every child does first: vLLM spawns its children, so that they inherit no socket of their parent."""
+    for descriptor in range(3, 64):
+        if descriptor != kept:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before it could be watched

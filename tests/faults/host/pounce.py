@@ -1,6 +1,8 @@
 """Waits until the stand-in passes a milestone, kills one of its processes with SIGKILL, and tells when.
 
-usage: pounce.py MILESTONE api|engine|worker [SECONDS]     prints "PID TIME", seconds since the epoch
+usage: pounce.py MILESTONE api|engine|worker [any]     prints "PID TIME", seconds since the epoch
+
+It waits for a start that begins after it; with ``any``, one that passed the milestone before will do.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from pathlib import Path
 
 MILESTONES = Path("/var/lib/vllm/milestones")
+LIMIT_S = 120.0
 TITLES = {"engine": "VLLM::EngineCore", "worker": "VLLM::Worker_TP1"}
 
 
@@ -40,10 +43,10 @@ def victim(api: int, role: str) -> int:
 def main() -> None:
     """Wait, kill, tell."""
     milestone, role = sys.argv[1:3]
-    limit = float(sys.argv[3]) if len(sys.argv) > 3 else 120.0
-    since = time.time()
+    began = time.time()
+    since = 0.0 if "any" in sys.argv[3:] else began
     print("waiting", flush=True)
-    while time.time() < since + limit:
+    while time.time() < began + LIMIT_S:
         api = passed(milestone, since)
         pid = victim(api, role) if api else 0
         if pid:
@@ -51,7 +54,7 @@ def main() -> None:
             print(pid, time.time(), flush=True)
             return
         time.sleep(0.01)
-    sys.exit(f"nothing passed {milestone} within {limit:g} s")
+    sys.exit(f"nothing passed {milestone} within {LIMIT_S:g} s")
 
 
 if __name__ == "__main__":
