@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support_deploy import build_collection, hosts
+from support_deploy import build_collection, hosts, running
 
 import deploy
 from deploy import cli, environment
@@ -199,3 +202,20 @@ def test_a_whole_run_prints_a_report_and_plain_progress(
     captured = capsys.readouterr()
     assert "gpu1: Wait for the server" in captured.err
     assert "mean length 11.00" in captured.out
+
+
+@pytest.mark.slow
+def test_a_termination_ends_ansible_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = build_collection(tmp_path)
+    monkeypatch.setattr(environment, "collections_root", lambda: root)
+    monkeypatch.setitem(run_command.VERBS, "status", ("slow", "sleep"))
+    (tmp_path / "hosts.yml").write_text(json.dumps(hosts("gpu1")))
+    handler = signal.getsignal(signal.SIGTERM)
+    timer = threading.Timer(4, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        assert cli.main(["status", "-q", "-i", str(tmp_path / "hosts.yml")]) == 130
+    finally:
+        timer.cancel()
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert running(str(tmp_path)) == []

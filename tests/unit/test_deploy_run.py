@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support_deploy import LOCAL, build_collection, hosts
+from support_deploy import LOCAL, build_collection, hosts, running
 
 import deploy
 from deploy import environment, runner
@@ -192,7 +192,7 @@ def test_setting_the_event_cancels_the_run() -> None:
     cancel = threading.Event()
     result = deploy.run(inventory=hosts("h1"), playbook="slow", on_event=started(cancel.set), cancel=cancel)
     assert result.status == "canceled"
-    assert sleepers() == []
+    assert running("playbooks/slow.yml") == []
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_an_interrupt_is_raised_after_ansible_has_ended() -> None:
             on_event=started(lambda: os.kill(os.getpid(), signal.SIGINT)),
         )
     assert signal.getsignal(signal.SIGINT) is handler
-    assert sleepers() == []
+    assert running("playbooks/slow.yml") == []
 
 
 @pytest.mark.slow
@@ -215,20 +215,7 @@ def test_what_the_callback_raises_ends_the_run_and_comes_out() -> None:
 
     with pytest.raises(SystemExit, match="7"):
         deploy.run(inventory=hosts("h1"), playbook="slow", on_event=started(fail))
-    assert sleepers() == []
-
-
-def sleepers() -> list[str]:
-    """Processes of ansible-playbook, with this test's playbook, that are left."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if "ansible-playbook" in text and "playbooks/slow.yml" in text:
-            found.append(text)
-    return found
+    assert running("playbooks/slow.yml") == []
 
 
 def test_an_exit_in_ansible_runner_does_not_end_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
