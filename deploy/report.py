@@ -16,7 +16,7 @@ from deploy.results import Acceptance, Failure, HostResult, Phase, RunResult
 # what of a report has its own place above; the rest is listed by name
 _SHOWN = frozenset({
     "answer", "verdict", "acceptance", "phases", "ready_s", "downtime_s", "converged", "warnings", "release", "model",
-    "base_url", "verified_at",
+    "base_url", "verified_at", "ready_at", "started_at", "seconds", "downtime_ratio",
 })  # fmt: skip
 
 
@@ -70,11 +70,12 @@ def _facts(host: HostResult) -> Table:
         "verdict": host.verdict,
         "acceptance": acceptance_text(host.acceptance),
         "ready after": None if host.ready_s is None else duration(host.ready_s),
-        "downtime": None if host.downtime_s is None else duration(host.downtime_s),
+        "downtime": _downtime(host),
         "model": host.model,
         "served at": host.base_url,
         "release": host.release,
         "verified at": host.verified_at,
+        "smoke test": duration(seconds) if isinstance(seconds := host.report.get("seconds"), float) else None,
     }
     for key, value in host.report.items():
         if key not in _SHOWN and isinstance(value, str | int | float | bool):
@@ -86,6 +87,13 @@ def _facts(host: HostResult) -> Table:
         if text:
             table.add_row(Text(name, style="dim"), Text(text))
     return table
+
+
+def _downtime(host: HostResult) -> str | None:
+    if host.downtime_s is None:
+        return None
+    ratio = "" if host.downtime_ratio is None else f", {host.downtime_ratio:.3f} times the start"
+    return f"{duration(host.downtime_s)}{ratio}"
 
 
 def _state(state: Mapping[str, object]) -> dict[str, str]:

@@ -111,9 +111,14 @@ class HostResult:
     report: Mapping[str, object] = field(default_factory=dict)
     state: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def downtime_ratio(self) -> float | None:
+        """Downtime over the new server's own start: 1 when nothing else cost the users time."""
+        return self.downtime_s / self.ready_s if self.downtime_s is not None and self.ready_s else None
+
     def as_dict(self) -> dict[str, object]:
-        """The same, of JSON's types only."""
-        return asdict(self)
+        """The same, of JSON's types only, and the ratio of the downtime."""
+        return {**asdict(self), "downtime_ratio": self.downtime_ratio}
 
 
 @dataclass(frozen=True)

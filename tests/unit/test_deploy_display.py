@@ -125,8 +125,9 @@ def test_the_report_shows_answer_verdict_acceptance_phases_and_failure() -> None
         verdict="right: 200 numbers checked",
         acceptance=Acceptance(10, 150, 100, 0.667, 11.0),
         phases=(Phase("imports", 2.0), Phase("load weights", 6.0)),
+        ready_s=8.0,
         downtime_s=8.2,
-        report={"downtime_ratio": 1.02, "answer": "not twice"},
+        report={"vllm_version": "0.20.1", "answer": "not twice", "ready_at": 1795996689.5, "seconds": 5.26},
         warnings=("the window is small",),
     )
     bad = HostResult(
@@ -136,11 +137,13 @@ def test_the_report_shows_answer_verdict_acceptance_phases_and_failure() -> None
     text = text_of(out)
     for words in (
         "def is_prime(n):", "right: 200 numbers checked", "mean length 11.00: 100 of 150", "66.7%", "load weights",
-        "start to ready", "8.0 s", "downtime ratio", "1.02", "warning: the window is small", "out of memory [oom]",
+        "start to ready", "8.0 s", "8.2 s, 1.025 times the start", "vllm version", "5.3 s",
+        "warning: the window is small", "out of memory [oom]",
         "Set it lower.", "SGLang is back.", "failed: 1 of 2 hosts fine, 1 min 15 s",
     ):  # fmt: skip
         assert words in text, words
     assert "not twice" not in text
+    assert "1795996689" not in text
 
 
 def test_a_note_from_a_long_task_is_live_progress() -> None:
