@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +12,12 @@ from .cutover import ProcessRecipe
 from .errors import FirstlightError
 from .processes import PROC, Process
 
-# systemd's name of each limit that servers are commonly given by hand
+# systemd's name of each limit that servers are commonly given by hand, and the kernel's in /proc/PID/limits
 _LIMITS = {
-    "NOFILE": resource.RLIMIT_NOFILE,
-    "MEMLOCK": resource.RLIMIT_MEMLOCK,
-    "STACK": resource.RLIMIT_STACK,
-    "CORE": resource.RLIMIT_CORE,
+    "NOFILE": "Max open files",
+    "MEMLOCK": "Max locked memory",
+    "STACK": "Max stack size",
+    "CORE": "Max core file size",
 }
 _CAPTURED = re.compile(r"^(Umask|Gid|Groups):[ \t]*(.*)$", re.MULTILINE)
 _SYSTEMDS_OWN = {
@@ -41,10 +40,7 @@ def read_recipe(process: Process, proc: Path = PROC) -> ProcessRecipe:
         environment = parse_environment((folder / "environ").read_bytes())
         cwd = str((folder / "cwd").readlink())
         status = dict(_CAPTURED.findall((folder / "status").read_text("utf-8", "replace")))
-        limits = {
-            name: ":".join(_limit(value) for value in resource.prlimit(process.pid, number))
-            for name, number in _LIMITS.items()
-        }
+        limits = parse_limits((folder / "limits").read_text("ascii", "replace"))
     except OSError as error:
         raise _not_restorable(process, f"its /proc entry cannot be read ({error.strerror})") from error
     return ProcessRecipe(
@@ -67,6 +63,16 @@ def parse_environment(text: bytes) -> dict[str, str]:
         name, equals, value = os.fsdecode(entry).partition("=")
         if equals and name:
             found.setdefault(name, value)
+    return found
+
+
+def parse_limits(text: str) -> dict[str, str]:
+    """Read ``/proc/PID/limits`` into ``soft:hard`` by systemd's names."""
+    found = {}
+    for name, words in _LIMITS.items():
+        line = re.search(rf"^{words}\s+(\S+)\s+(\S+)", text, re.MULTILINE)
+        if line:
+            found[name] = f"{line[1]}:{line[2]}".replace("unlimited", "infinity")
     return found
 
 
@@ -96,10 +102,6 @@ def _program(process: Process, environment: Mapping[str, str], cwd: str) -> str:
         what = f"{first!r} is no program that can be found" if first else "it shows no command line"
         raise _not_restorable(process, f"{what} (a process may change its title)")
     return found
-
-
-def _limit(value: int) -> str:
-    return "infinity" if value == resource.RLIM_INFINITY else str(value)
 
 
 def _not_restorable(process: Process, reason: str) -> FirstlightError:

@@ -11,6 +11,7 @@ tests: it needs systemd as PID 1.
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -77,7 +78,7 @@ class StopOnSystemd(unittest.TestCase):
             systemctl("kill", "--signal=SIGKILL", pattern)
             systemctl("stop", pattern)
         for part in parts():
-            processes.send_signal(part, 9)  # type: ignore[arg-type]
+            processes.send_signal(part, signal.SIGKILL)
         for path in [*UNITS.glob("fltest-*"), *UNITS.glob("firstlight-guard-fltest*")]:
             systemctl("disable", path.name)
             path.unlink(missing_ok=True)
@@ -192,7 +193,7 @@ class StopOnSystemd(unittest.TestCase):
         self.assertTrue(processes.wait_until(answering, 30), self.guard_log())
         self.assertTrue(processes.wait_until(lambda: self.phase() == "restored", 10), self.guard_log())
         self.assertTrue(processes.wait_until(lambda: not (UNITS / self.guard.service).exists(), 10))
-        self.assertIn("serves again", self.guard_log())
+        self.assertTrue(processes.wait_until(lambda: "serves again" in self.guard_log(), 10), self.guard_log())
 
     def test_the_guard_restores_a_plain_process_at_boot(self) -> None:
         started = subprocess.Popen(SERVE.split(), start_new_session=True, stdout=subprocess.DEVNULL)
@@ -204,6 +205,7 @@ class StopOnSystemd(unittest.TestCase):
         systemctl("start", self.guard.service)  # what the next boot does
         self.assertTrue(processes.wait_until(lambda: self.phase() == "restored", 30), self.guard_log())
         self.assertTrue(answering())
+        self.assertTrue(processes.wait_until(lambda: not (UNITS / self.guard.service).exists(), 10))
 
     def test_a_commit_leaves_the_boot_to_the_new_server_and_takes_the_guard_away(self) -> None:
         self.unit("fltest-old.service", f"ExecStart={SERVE}")
@@ -255,7 +257,7 @@ class StopOnSystemd(unittest.TestCase):
         self.assertEqual(self.host.systemd.journal_lines(state.invocation_id, cursor)[0], [])
         self.assertIsNotNone(state.exec_main_start)
         self.assertLess(abs((state.exec_main_start or 0) - time.time()), 60)
-        self.host.systemd.kill("fltest-old.service", 9)  # type: ignore[arg-type]
+        self.host.systemd.kill("fltest-old.service", signal.SIGKILL)
         self.assertTrue(processes.wait_until(lambda: not self.host.systemd.show("fltest-old.service").running, 10))
         self.host.systemd.sync_journal()
         words, _ = self.host.systemd.unit_messages("fltest-old.service", state.invocation_id)

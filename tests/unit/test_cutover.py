@@ -31,6 +31,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.errors import Firs
 from ansible_collections.firstlight.vllm.plugins.module_utils.process_recipe import (
     environment_file,
     parse_environment,
+    parse_limits,
     read_recipe,
 )
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted, wanted_from
@@ -177,6 +178,15 @@ def test_a_recipe_is_read_off_a_running_process(tmp_path: Path) -> None:
 def _name(pid: int) -> str:
     found = processes.read_process(pid)
     return found.name if found else ""
+
+
+def test_limits_are_read_as_systemd_writes_them() -> None:
+    text = (
+        "Limit                     Soft Limit           Hard Limit           Units     \n"
+        "Max core file size        0                    unlimited            bytes     \n"
+        "Max open files            1024                 524288               files     \n"
+    )
+    assert parse_limits(text) == {"CORE": "0:infinity", "NOFILE": "1024:524288"}
 
 
 def test_a_virtual_environments_python_keeps_its_own_path(tmp_path: Path) -> None:
