@@ -45,6 +45,8 @@ ENGINE = (
             Matcher("segfault encountered", any_level=True),
             Matcher("segmentation fault", any_level=True),
             Matcher("code=dumped", any_level=True),
+            # of the API server itself, whose end nobody else reports
+            Matcher("failed with result 'signal'", any_level=True),
         ),
         stage=Stage.ANY,
         effect=Effect.KILLS,

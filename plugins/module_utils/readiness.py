@@ -319,16 +319,14 @@ class Waiter:
 
     def _died(self, watch: Watch, how: str) -> None:
         """Gather this start's last words and raise `ServerDiedError` with their diagnosis."""
-        self._sleep(_LAST_WORDS_S)
+        state = self._last_state(watch)
         self._systemd.sync_journal()
         entries, _ = self._systemd.journal_lines(watch.invocation_id, None, unit=self._expected.unit)
-        state = self._systemd.show(self._expected.unit)
         lines = [entry.text for entry in entries]
-        current = state.invocation_id == watch.invocation_id
         verdict = diagnose_unit(
-            result=state.result if current else "",
-            exec_main_code=state.exec_main_code if current else "",
-            exec_main_status=state.exec_main_status if current else 0,
+            result=state.result if state else "",
+            exec_main_code=state.exec_main_code if state else "",
+            exec_main_status=state.exec_main_status if state else 0,
             lines=lines,
             deployment=self._expected.deployment,
         )
@@ -340,3 +338,15 @@ class Waiter:
                 remedy=f"read `journalctl -u {self._expected.unit}` on the host.",
             )
         raise ServerDiedError(self._expected, verdict, how, lines[-_TAIL:])
+
+    def _last_state(self, watch: Watch) -> UnitState | None:
+        """How this start left the unit, once its last words have had time; a restart hides it, then None."""
+        kept, end = None, self._clock() + _LAST_WORDS_S
+        while True:
+            state = self._systemd.show(self._expected.unit)
+            restarted = state.invocation_id != watch.invocation_id
+            kept = kept if restarted else state
+            left = end - self._clock()
+            if left <= 0:
+                return kept
+            self._sleep(left if restarted else min(POLL_S, left))
