@@ -84,6 +84,7 @@ class Evidence:
     Attributes:
         log_taps: ids in the log's line ``Using auxiliary layers from speculative config``.
         expected_taps: ids that line must show (target_layer_ids + 1).
+        formula_taps: ids that it would show for the layers of the reference formula.
         compile_cache_reused: whether this start loaded a compiled graph from disk.
         mask_token_id: as in the drafter's config.
         mask_token_id_source: where that value came from (``table``, ``user``, ...).
@@ -94,6 +95,7 @@ class Evidence:
 
     log_taps: tuple[int, ...] | None = None
     expected_taps: tuple[int, ...] | None = None
+    formula_taps: tuple[int, ...] | None = None
     compile_cache_reused: bool | None = None
     mask_token_id: int | None = None
     mask_token_id_source: str | None = None
@@ -112,6 +114,7 @@ class Evidence:
             return cls(
                 log_taps=_ids(values.get("log_taps")),
                 expected_taps=_ids(values.get("expected_taps")),
+                formula_taps=_ids(values.get("formula_taps")),
                 compile_cache_reused=_flag(values.get("compile_cache_reused")),
                 mask_token_id=_number(values.get("mask_token_id")),
                 mask_token_id_source=_text(values.get("mask_token_id_source")),
@@ -251,7 +254,7 @@ def low_acceptance(acceptance: Acceptance, judgement: Judgement, *, min_length: 
 def likely_causes(evidence: Evidence) -> tuple[str, ...]:
     """Causes of a low acceptance, each with what was seen; those that the evidence proves come first."""
     causes = (
-        _taps(evidence.log_taps, evidence.expected_taps),
+        _taps(evidence.log_taps, evidence.expected_taps, evidence.formula_taps),
         _compile_cache(evidence.compile_cache_reused),
         _mask(evidence.mask_token_id, evidence.mask_token_id_source),
         _window(evidence.sliding_window, evidence.max_model_len),
@@ -260,7 +263,7 @@ def likely_causes(evidence: Evidence) -> tuple[str, ...]:
     return tuple(cause.text for cause in sorted(causes, key=lambda cause: not cause.proven))
 
 
-def _taps(seen: tuple[int, ...] | None, expected: tuple[int, ...] | None) -> _Cause:
+def _taps(seen: tuple[int, ...] | None, expected: tuple[int, ...] | None, formula: tuple[int, ...] | None) -> _Cause:
     line = "'Using auxiliary layers from speculative config'"
     if seen is None:
         want = f", which should show {_show(expected)}" if expected is not None else ""
@@ -269,6 +272,11 @@ def _taps(seen: tuple[int, ...] | None, expected: tuple[int, ...] | None) -> _Ca
         return _Cause(f"taps: the log says {_show(seen)}; what it should say is not known here.")
     if seen != expected:
         return _Cause(f"taps: the log says {_show(seen)} and it should say {_show(expected)}.", proven=True)
+    if formula is not None and seen != formula:
+        return _Cause(
+            f"taps: the log says {_show(seen)} as the config asks, but the reference formula asks for "
+            f"{_show(formula)}: target_layer_ids {_layers(formula)} in place of {_layers(seen)}."
+        )
     return _Cause(f"taps: the log says {_show(seen)} as the config asks; the config itself may name wrong layers.")
 
 
@@ -311,6 +319,11 @@ def _thinking(thinking: bool | None) -> _Cause:
 
 def _show(ids: Sequence[int] | None) -> str:
     return "(" + ", ".join(map(str, ids or ())) + ")"
+
+
+def _layers(taps: Sequence[int]) -> list[int]:
+    """The layers whose output these taps are, as config.json counts them."""
+    return [tap - 1 for tap in taps]
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:

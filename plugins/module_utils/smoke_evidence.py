@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .drafter_values import reference_taps
 from .errors import FirstlightError
 
 _MAX_BYTES = 1024 * 1024
@@ -19,8 +20,9 @@ def from_drafter(directory: str) -> dict[str, Any]:
         directory: the drafter's folder on this host; empty when the server does not speculate.
 
     Returns:
-        ``expected_taps`` (ids that the log must show: ``target_layer_ids`` + 1), ``mask_token_id`` and
-        ``sliding_window`` (tokens), each only when the file says it.
+        ``expected_taps`` (ids that the log must show: ``target_layer_ids`` + 1), ``formula_taps`` (the same for the
+        layers of the reference formula), ``mask_token_id`` and ``sliding_window`` (tokens), each only when the file
+        says it.
 
     Raises:
         FirstlightError: the file cannot be read (kind ``drafter-config-unreadable``).
@@ -39,6 +41,7 @@ def from_drafter(directory: str) -> dict[str, Any]:
     dflash = dflash if isinstance(dflash, Mapping) else {}
     evidence = {
         "expected_taps": _taps(config, dflash),
+        "formula_taps": _formula(config, dflash),
         "mask_token_id": dflash.get("mask_token_id"),
         "sliding_window": config.get("sliding_window") if config.get("use_sliding_window", True) else None,
     }
@@ -51,6 +54,13 @@ def _taps(config: Mapping[str, Any], dflash: Mapping[str, Any]) -> list[int] | N
         return [item + 1 for item in ids]
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     return ids if isinstance(ids, list) else None
+
+
+def _formula(config: Mapping[str, Any], dflash: Mapping[str, Any]) -> list[int] | None:
+    ids, layers = dflash.get("target_layer_ids"), config.get("num_target_layers")
+    if not isinstance(ids, list) or not ids or type(layers) is not int:
+        return None
+    return [item + 1 for item in reference_taps(layers, len(ids))]
 
 
 def _unreadable(path: Path, problem: str) -> FirstlightError:

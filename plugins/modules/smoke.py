@@ -93,8 +93,8 @@ options:
   evidence:
     description:
       - What is known about the deployment, for the likely causes of a low acceptance. The keys are C(log_taps),
-        C(expected_taps), C(compile_cache_reused), C(mask_token_id), C(mask_token_id_source), C(sliding_window),
-        C(max_model_len). Others are passed over.
+        C(expected_taps), C(formula_taps), C(compile_cache_reused), C(mask_token_id), C(mask_token_id_source),
+        C(sliding_window), C(max_model_len). Others are passed over.
     type: dict
     default: {}
   start:

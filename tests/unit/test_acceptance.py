@@ -52,6 +52,14 @@ def test_a_stale_compile_cache_fails_and_is_named_though_the_taps_are_right() ->
     assert "loaded a compiled graph from disk" in judgement.causes[1]
 
 
+def test_taps_that_are_as_configured_are_held_against_the_reference_formula() -> None:
+    evidence = Evidence(log_taps=(1, 5), expected_taps=(1, 5), formula_taps=(2, 6))
+    assert acceptance.likely_causes(evidence)[0] == (
+        "taps: the log says (1, 5) as the config asks, but the reference formula asks for (2, 6): "
+        "target_layer_ids [1, 5] in place of [0, 4]."
+    )
+
+
 def test_one_percent_accepted_fails_though_it_is_not_zero() -> None:
     # 1.1 % of 15 drafted tokens is a length of 1.17: what went unnoticed for weeks
     measured = acceptance.difference(NOTHING, SpeculationCounters(1000, 15_000, 165, (165, *[0] * 14)))

@@ -156,6 +156,12 @@ def test_the_taps_that_the_log_must_show_are_one_above_the_layers(drafter: Path)
     }
 
 
+def test_the_reference_formula_is_told_beside_the_configured_taps(tmp_path: Path) -> None:
+    config = {"num_target_layers": 8, "dflash_config": {"target_layer_ids": [0, 4]}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert smoke_evidence.from_drafter(str(tmp_path)) == {"expected_taps": [1, 5], "formula_taps": [2, 6]}
+
+
 def test_no_drafter_tells_nothing() -> None:
     assert smoke_evidence.from_drafter("") == {}
 
