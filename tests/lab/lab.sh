@@ -2,7 +2,7 @@
 # Test hosts: real systemd hosts in containers, reached over ssh.
 #   lab.sh up NAME            boot a host as the job finds it: an old server in service, the target's weights in place
 #   lab.sh boot NAME          boot a bare host (a fresh one each time)
-#   lab.sh furnish NAME       put the old server and the weights on it
+#   lab.sh furnish NAME       put the old server and the targets' weights on it
 #   lab.sh down NAME          remove it
 #   lab.sh address NAME       its address
 #   lab.sh exec NAME CMD...   run a command in it
@@ -30,6 +30,7 @@ address_of() {
     qwen35) echo 10.89.90.15 ;;
     bench) echo 10.89.90.16 ;;
     try) echo 10.89.90.17 ;;
+    dflash) echo 10.89.90.18 ;;
     *) printf 'lab: %s has no address; add it to address_of in tests/lab/lab.sh\n' "$1" >&2; return 1 ;;
   esac
 }
@@ -81,7 +82,8 @@ furnish() {
   podman exec "$host" mkdir -p /opt/sglang /srv/models
   podman cp "$tests/standins/sglang.py" "$host:/opt/sglang/sglang.py"
   podman cp "$tests/lab/sglang.service" "$host:/etc/systemd/system/sglang.service"
-  podman cp "$tests/data/tiny/tiny-qwen3" "$host:/srv/models/tiny-qwen3"
+  local target
+  for target in "$tests"/data/tiny/tiny-*; do podman cp "$target" "$host:/srv/models/${target##*/}"; done
   podman exec "$host" chown -R root:root /opt/sglang /srv/models /etc/systemd/system/sglang.service
   podman exec "$host" systemctl daemon-reload
   podman exec "$host" systemctl enable --quiet --now sglang.service
