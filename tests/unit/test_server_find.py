@@ -149,6 +149,12 @@ def test_schedulers_of_another_users_living_server_are_left_alone() -> None:
     assert caught.value.kind == "foreign-holder"
 
 
+def test_schedulers_of_a_second_server_from_the_same_shell_are_left_alone() -> None:
+    second = [launcher(500, port=9999, session=90), process(501, "sglang::scheduler_TP0", ppid=500, session=90)]
+    host = MadeUpHost([launcher(session=90), *second], listeners=[listening(100)])
+    assert find_on(host).pids == {100}
+
+
 def test_an_orphan_of_another_user_is_not_taken_even_from_the_same_session() -> None:
     orphan = process(101, "sglang::scheduler_TP0", ppid=1, session=100, uid=2000)
     host = MadeUpHost([launcher(session=100), orphan], listeners=[listening(100)])

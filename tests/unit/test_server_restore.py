@@ -169,6 +169,16 @@ def test_the_new_server_answering_in_its_place_is_no_proof(case: Case) -> None:
     assert case.units.units["sglang.service"]["ActiveState"] == "active"
 
 
+def test_the_new_server_answering_in_a_processes_place_is_no_proof_either(case: Case) -> None:
+    recipe = ProcessRecipe("/v/bin/python", ("python",), "/srv", {}, 1000, 100, (), 0o022, {})
+    case.record(OldServer("process", process=recipe), "started")
+    case.units.add("vllm.service", MainPID="0")
+    case.server.on = True
+    case.units.runner.answers["systemd-run"] = lambda argv: case.units.add("firstlight-old-vllm.service") or ""
+    assert case.restore()["changed"]
+    assert any(text.startswith("systemd-run") for text in case.units.runner.ran)
+
+
 def test_another_model_at_its_address_is_refused_by_name(case: Case) -> None:
     case.record(UNIT)
     case.server.model = "somebody-else"
@@ -195,7 +205,7 @@ def test_an_old_server_that_dies_is_told_at_once_with_its_last_line(case: Case) 
 def test_an_old_server_in_a_crash_loop_is_given_up(case: Case) -> None:
     case.record(UNIT)
     case.units.on_start = lambda unit: case.units.units[unit].update(ActiveState="activating", NRestarts="3")
-    with pytest.raises(FirstlightError):
+    with pytest.raises(FirstlightError, match="its unit is activating"):
         case.restore(no_progress_s=60.0)
 
 
@@ -254,9 +264,7 @@ def test_a_container_is_started_by_its_engine_with_its_restart_policy(case: Case
 
 
 def test_an_earlier_release_comes_back_with_its_own_unit_file(case: Case) -> None:
-    releases = [
-        compose(config="{}", unit=f"# {name} @RELEASE@\n", environment={}, meta={}) for name in "ab"
-    ]
+    releases = [compose(config="{}", unit=f"# {name} @RELEASE@\n", environment={}, meta={}) for name in "ab"]
     for release in releases:
         stage(case.layout, release, secrets={}, dropin="", check=False)
     case.layout.unit_file.parent.mkdir()

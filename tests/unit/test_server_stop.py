@@ -151,6 +151,7 @@ def test_a_server_that_ignores_sigterm_is_killed_and_told(tmp_path: Path) -> Non
         assert server.parts() == []
 
 
+@pytest.mark.slow
 def test_a_server_that_takes_its_time_is_not_killed(tmp_path: Path) -> None:
     with serving("--hold-on-exit", "1") as server:
         result = stop(RealHost(), options_for(server.port, tmp_path), tmp_path)
@@ -158,9 +159,11 @@ def test_a_server_that_takes_its_time_is_not_killed(tmp_path: Path) -> None:
         assert 1.0 <= float(result["seconds"]) < 4.0  # type: ignore[arg-type]
 
 
-def test_a_process_beside_the_server_in_its_session_lives_on(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_process_that_has_nothing_to_do_with_the_server_lives_on(tmp_path: Path) -> None:
     with serving() as server:
-        bystander = subprocess.Popen(["sleep", "60"], process_group=0)
+        # of the test's own session, as a program in another terminal tab is
+        bystander = subprocess.Popen(["sleep", "60"])
         try:
             stop(RealHost(), options_for(server.port, tmp_path), tmp_path)
             assert bystander.poll() is None
@@ -230,6 +233,7 @@ def test_a_run_after_a_cut_off_one_keeps_the_record(tmp_path: Path) -> None:
         assert record.old.kind == "process"
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_before_the_stop_stops_and_keeps_what_it_knew(tmp_path: Path) -> None:
     with serving() as server:
         options = options_for(server.port, tmp_path)
@@ -262,6 +266,7 @@ def test_gpu_memory_that_nobody_holds_and_that_stays_is_told_with_its_amount(tmp
     assert caught.value.kind == "gpu-memory-stuck"
 
 
+@pytest.mark.slow
 def test_a_server_that_something_starts_again_is_told_with_its_parent(tmp_path: Path) -> None:
     loop = f'while :; do "$0" -I -S {STANDIN} serve --port "$1" --tp-size 0; done'
     port = free_port()
@@ -278,6 +283,7 @@ def test_a_server_that_something_starts_again_is_told_with_its_parent(tmp_path: 
         keeper.wait()
 
 
+@pytest.mark.slow
 def test_a_process_that_hides_its_command_is_not_stopped_unless_its_loss_is_accepted(tmp_path: Path) -> None:
     with serving("--orphan") as server:
         host = RealHost()
