@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -17,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LAB = ROOT / "tests" / "lab" / "lab.sh"
+CACHE = Path(os.environ.get("FIRSTLIGHT_LAB", "/var/cache/firstlight-lab"))
 INVENTORY = ROOT / "extensions" / "molecule" / "faults" / "inventory"
 HOST, CONTAINER = "faults", "firstlight-faults"
 OLD, NEW = "sglang", "vllm"  # the units that may serve
@@ -97,7 +99,10 @@ class Run:
 
     def kill(self) -> None:
         """SIGKILL the controller with all its children, as a crash of its machine does."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        doomed = family(self.process.pid)
+        for pid in doomed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def read(self) -> None:
@@ -110,6 +115,19 @@ class Run:
 
         self._reader = threading.Thread(target=take, daemon=True)
         self._reader.start()
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it; Ansible's workers lead sessions of their own."""
+    parents: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    found = [pid]
+    for each in found:
+        found += parents.get(each, [])
+    return found
 
 
 class OnHost:
@@ -205,6 +223,36 @@ class Lab:
         assert done.returncode == 0 or not check, f"{argv}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def power_loss(self) -> None:
+        """Take the host's power away and give it back; returns when it answers again."""
+        environment = {**os.environ, "CONTAINERS_CONF": str(CACHE / "containers.conf")}
+        for verb in (["kill"], ["start"]):
+            subprocess.run(["podman", *verb, CONTAINER], env=environment, check=True, capture_output=True)
+        deadline = time.monotonic() + 60
+        while self.exec("systemctl", "is-system-running", check=False).strip() not in {"running", "degraded"}:
+            assert time.monotonic() < deadline, "the host did not boot within 60 s"
+            time.sleep(0.3)
+
+    def stale_server(self) -> str:
+        """Start a second server by hand, as the same user, with the same model on the same port; returns its pid."""
+        main = next(each for each in self.look()["processes"] if "vllm serve" in each["command"])
+        words = ["runuser", "-u", "vllm", "--", "env", "HOME=/srv/stale", "VLLM_CACHE_ROOT=/srv/stale"]
+        self.exec("install", "-d", "-o", "vllm", "/srv/stale")
+        command = " ".join([*words, main["command"]])
+        self.exec("sh", "-c", f"setsid {command} >/dev/null 2>&1 </dev/null &")
+        deadline = time.monotonic() + 30
+        while True:
+            told = self.exec("sh", "-c", "cat /srv/stale/milestones || true")
+            found = re.search(r"^ready (\d+)$", told, re.MULTILINE)
+            if found:
+                return found[1]
+            assert time.monotonic() < deadline, "the stale server did not start"
+            time.sleep(0.2)
+
+    def slowness(self) -> float:
+        """By how much more this machine is asked for than it has: 1 at rest."""
+        return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
     def look(self) -> dict[str, Any]:
         """What the host serves, and what is left on it."""
         seen: dict[str, Any] = json.loads(self.exec("python3", "/srv/faults/look.py"))
@@ -249,14 +297,10 @@ class Lab:
         return seen
 
     def converges(self, serving: str = NEW, variables: Mapping[str, Any] | None = None) -> Run:
-        """A re-run ends well, and one more has nothing to do."""
+        """A re-run ends well; one that had to do nothing has changed nothing."""
         run = self.play("site", variables)
         assert run.ok, run.text
         self.check(serving)
-        if run.changed:
-            again = self.play("site", variables)
-            assert again.ok, again.text
-            assert again.changed == 0, again.text
         return run
 
     def figure(self, text: str) -> None:
@@ -265,8 +309,8 @@ class Lab:
         self.figures.append(text)
 
 
-def pounce(lab: Lab, milestone: str, role: str) -> OnHost:
+def pounce(milestone: str, role: str, *more: str) -> OnHost:
     """Have one process of the next start killed when it passes a milestone."""
-    killer = OnHost("python3", "/srv/faults/pounce.py", milestone, role)
+    killer = OnHost("python3", "/srv/faults/pounce.py", milestone, role, *more)
     assert killer.line() == "waiting"
     return killer

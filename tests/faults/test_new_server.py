@@ -9,7 +9,6 @@ from faultlab import NEW, OLD, Lab, pounce
 
 READY, SMOKE = "Wait until the server is ready", "Prove that it answers right"
 TOLD_S = 1.0  # within this a death is told, on a machine that has nothing else to do
-LOADED_S = 2.5  # and on one that runs other tests
 KILLED = [(role, milestone) for milestone in ("loading", "capturing") for role in ("api", "engine", "worker")]
 
 
@@ -18,7 +17,7 @@ def test_a_process_killed_during_the_start(lab: Lab, role: str, milestone: str) 
     # the first time with the server from before firstlight, then with firstlight's own earlier release
     before = OLD if (role, milestone) == KILLED[0] else NEW
     lab.require(before)
-    killer = pounce(lab, milestone, role)
+    killer = pounce(milestone, role, "watched")
     run = lab.play("site", {"hold": f"{milestone}:20"})
     pid, killed_s = killer.line().split()
     failure = run.failures[0]
@@ -29,8 +28,9 @@ def test_a_process_killed_during_the_start(lab: Lab, role: str, milestone: str) 
         assert f"VLLM::Worker_TP1 (pid {pid}) ended" in failure.message
     assert run.failures[-1].message == failure.message
     told_s = failure.time_s - float(killed_s)
-    lab.figure(f"{role} killed while {milestone}: told {told_s:.2f} s later (goal {TOLD_S:g} s)")
-    assert told_s < LOADED_S
+    slowness = lab.slowness()
+    lab.figure(f"{role} killed while {milestone}: told {told_s:.2f} s later, on a machine loaded {slowness:.1f} times")
+    assert told_s < TOLD_S * slowness
     lab.check(before)
     lab.converges()
 
@@ -38,7 +38,7 @@ def test_a_process_killed_during_the_start(lab: Lab, role: str, milestone: str) 
 @pytest.mark.parametrize("role", ["api", "engine", "worker"])
 def test_a_process_killed_in_the_smoke_test(lab: Lab, role: str) -> None:
     lab.require(NEW)
-    killer = pounce(lab, "serving", role)
+    killer = pounce("serving", role)
     run = lab.play("site", {"hold": "serving:20"})
     _, killed_s = killer.line().split()
     failure = run.failures[0]
@@ -99,6 +99,24 @@ def test_the_disk_of_the_cache_is_full(lab: Lab) -> None:
     finally:
         lab.exec("umount", "--lazy", "/var/cache/vllm")
     lab.converges()
+
+
+def test_a_stale_server_appears_on_the_port(lab: Lab) -> None:
+    lab.require(NEW)
+    loading = pounce("loading", "none")
+    run = lab.start("site", {"hold": "loading:25"})
+    loading.line()
+    stale = lab.stale_server()
+    run.wait()
+    lab.exec("kill", "-9", stale)
+    failure = run.failures[0]
+    assert not run.ok
+    assert READY in failure.task, run.text
+    assert failure.id == "port-in-use", run.text
+    assert f"pid {stale}" in failure.message
+    lab.until(lambda seen: seen["answer"])
+    lab.check(NEW)
+    assert lab.converges().changed == 0
 
 
 def _fails(lab: Lab, task: str, told: str, variables: dict[str, Any], *, converge: bool = True) -> Any:
