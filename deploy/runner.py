@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy import environment
+from deploy import launch as launcher
 from deploy.arguments import ExtraVars, Inventory, Plan, plan
 from deploy.collect import Collector
 from deploy.errors import AnsibleFailedError, DeployError, InventoryError
@@ -202,8 +204,8 @@ def _execute(
         runner = ansible_runner.interface.init_runner(
             private_data_dir=str(folder),
             project_dir=str(cwd),
-            playbook=str(checked.playbook),
-            cmdline=shlex.join(arguments),
+            binary=sys.executable,
+            cmdline=shlex.join(_command([*arguments, str(checked.playbook)])),
             envvars={**env, **_private_env(checked, folder)},
             ident=_IDENT,
             fact_cache_type="none",
@@ -222,6 +224,13 @@ def _execute(
             raise DeployError(f"ansible-runner could not run the playbook: {error}.") from error
         raise
     return runner.rc if isinstance(runner.rc, int) else None
+
+
+def _command(arguments: list[str]) -> list[str]:
+    """Arguments of Python: ansible-playbook, tied to the life of this process."""
+    launch = Path(launcher.__file__)
+    playbook_command = environment.scripts_dir() / "ansible-playbook"
+    return ["-I", "-S", str(launch), str(os.getpid()), str(playbook_command), *arguments]
 
 
 def _arguments(checked: Plan, folder: Path, watch: _Watch) -> list[str]:

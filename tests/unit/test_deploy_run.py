@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -241,3 +243,37 @@ def test_an_inventory_file_and_a_variables_file_are_read_where_they_are(tmp_path
         inventory=tmp_path / "hosts.yml", extravars=str(tmp_path / "vars.yml"), playbook="secret", limit="h1"
     )
     assert result.ok
+
+
+CONTROLLER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import deploy
+from deploy import environment, runner
+from support_deploy import hosts
+environment.collections_root = lambda: Path(sys.argv[2])
+runner._MEMORY = Path(sys.argv[3])
+deploy.run(inventory=hosts("h1"), playbook="slow", on_event=lambda event: print(event.kind, flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_ansible_ends_when_the_controller_is_killed(memory: Path, tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-c",
+        CONTROLLER,
+        str(Path(__file__).parent),
+        str(environment.collections_root()),
+        str(memory),
+    ]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as controller:
+        assert controller.stdout is not None
+        assert any(line.strip() == "start" for line in controller.stdout)
+        assert running("playbooks/slow.yml")
+        controller.kill()
+    deadline = time.monotonic() + 10
+    while running("playbooks/slow.yml") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert running("playbooks/slow.yml") == []
