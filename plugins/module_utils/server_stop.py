@@ -22,7 +22,7 @@ from .errors import FirstlightError
 from .host_view import Host, View, argument, look, user_name
 from .process_recipe import read_recipe
 from .release import Layout
-from .release_service import release_in_force, running_release
+from .release_service import release_in_force, running_release, serves
 from .server_conflicts import conflicts, refuse_conflicts
 from .server_end import Limits, end, wait_free
 from .server_find import find
@@ -45,6 +45,7 @@ class StopOptions:
         api_key: the key to ask it with; empty: taken from its command line. A secret.
         allow_unrestorable: stop even a server that nobody could start again.
         guard_s: seconds after which the host itself restores the old server unless the cutover is committed.
+        own_release: id of the release that is to serve; when it serves already, nothing is stopped.
     """
 
     wanted: Wanted
@@ -54,6 +55,7 @@ class StopOptions:
     api_key: str = field(default="", repr=False)
     allow_unrestorable: bool = False
     guard_s: float = 3600.0
+    own_release: str = ""
 
 
 def stop_server(host: Host, store: CutoverStore, guard: Guard, options: StopOptions, *, check: bool) -> dict[str, Any]:
@@ -69,6 +71,8 @@ def stop_server(host: Host, store: CutoverStore, guard: Guard, options: StopOpti
     with contextlib.nullcontext() if check else store.lock():
         previous = store.load()
         continued = previous is not None and previous.unfinished
+        if _serves_already(host, options):
+            return _left_alone(store, previous if continued else None)
         view = look(host, options.wanted.port, options.wanted.gpus)
         found = find(host, view, options.wanted, own_counts=not continued)
         own = _own_unit_of_a_cut_run(host, view, options.wanted) if continued else None
@@ -80,6 +84,29 @@ def stop_server(host: Host, store: CutoverStore, guard: Guard, options: StopOpti
         if check:
             return result
         return {**result, **_carry_out(host, store, guard, options, record, found, own)}
+
+
+def _serves_already(host: Host, options: StopOptions) -> bool:
+    if not options.own_release or not host.has_systemd():
+        return False
+    return serves(options.layout, options.own_release, host.systemd.show(options.wanted.own_unit))
+
+
+def _left_alone(store: CutoverStore, unfinished: Record | None) -> dict[str, Any]:
+    """The result when the very release that is wanted serves: its cutover is over, or still to be committed."""
+    old = unfinished.old if unfinished else OldServer("none")
+    return {
+        "changed": False,
+        "found": {**old.public(), "name": old.name, "how": "own_release", "processes": []},
+        "phase": unfinished.phase if unfinished else "committed",
+        "record": str(store.path),
+        "down_since_s": unfinished.down_since_s if unfinished else None,
+        "seconds": 0.0,
+        "seconds_to_free": 0.0,
+        "killed": [],
+        "guard": {},
+        "warnings": [],
+    }
 
 
 def _own_unit_of_a_cut_run(host: Host, view: View, wanted: Wanted) -> Found | None:

@@ -75,6 +75,11 @@ options:
     description: Seconds that the port and the GPUs' memory may take to become free after the last process.
     type: float
     default: 60
+  own_release:
+    description:
+      - Id of the release that is to serve. When O(own_unit) runs exactly it, nothing is stopped.
+    type: str
+    default: ''
   guard_s:
     description:
       - Seconds after which the host brings the old server back by itself unless the cutover is committed; longer than
@@ -210,6 +215,7 @@ ARGUMENTS = {
     "kill_timeout_s": {"type": "float", "default": 20},
     "free_timeout_s": {"type": "float", "default": 60},
     "guard_s": {"type": "float", "default": 3600},
+    "own_release": {"type": "str", "default": ""},
     "config_dir": {"type": "path", "default": "/etc/firstlight"},
     "state_dir": {"type": "path", "default": "/var/lib/firstlight"},
 }
@@ -240,6 +246,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
             api_key=params["api_key"],
             allow_unrestorable=params["allow_unrestorable"],
             guard_s=params["guard_s"],
+            own_release=params["own_release"],
         )
         result = stop_server(host, store, guard, options, check=module.check_mode)
     if module._diff:
