@@ -15,7 +15,7 @@ UV_LOCK := roles/vllm_install/files/locks/uv.txt
 UV := .tools/uv/bin/uv
 SCENARIOS := $(notdir $(patsubst %/molecule.yml,%,$(wildcard extensions/molecule/*/molecule.yml)))
 
-.PHONY: help venv lab unit lint test demo bench locks clean $(addprefix molecule-,$(SCENARIOS))
+.PHONY: help venv lab unit lint security test demo bench locks clean $(addprefix molecule-,$(SCENARIOS))
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z%-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -48,6 +48,9 @@ lint: venv ## style, types and the rules of Ansible
 	mypy -p deploy
 	mypy -p ansible_collections.firstlight.vllm.plugins
 	ansible-lint --offline
+
+security: venv ## scores and counts of what keeps a host safe, without a host
+	python tests/security/report.py
 
 test: venv lint lab ## everything, test hosts with a real vLLM included
 	pytest tests/unit tests/integration

@@ -5,14 +5,16 @@ usage: report.py        exit status 1 when one falls short. Run by `make securit
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.venv_plan import p
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-LIMIT_S = 60.0
 LOCKS = ROOT / "roles" / "vllm_install" / "files" / "locks"
 
 
@@ -167,26 +168,40 @@ def locks() -> list[Row]:
     return rows
 
 
-PARTS: tuple[Callable[[], list[Row]], ...] = (exposure, canary, answers, bad_inputs, locks)
+PARTS: dict[str, Callable[[], list[Row]]] = {
+    "exposure": exposure,
+    "answers": answers,
+    "bad_inputs": bad_inputs,
+    "locks": locks,
+}
 
 
-def main() -> int:
-    """Measure, print, judge."""
-    began = time.monotonic()
-    with ThreadPoolExecutor(max_workers=2) as pool:  # the run of the roles mostly waits
-        jobs = [pool.submit(part) for part in PARTS]
-        rows = [row for job in jobs for row in job.result()]
-    seconds = time.monotonic() - began
+def show(rows: list[Row], seconds: float) -> int:
+    """Print the table, and below it what fell short; the exit status."""
     table = Table("what", "measured", "wanted", "", title="firstlight: safe by default")
     for row in rows:
         table.add_row(row.what, row.measured, row.wanted, "[red]short[/]" if row.short else "[green]ok[/]")
-    console = Console(width=110 if not sys.stdout.isatty() else None)
+    console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table)
     short = [row for row in rows if row.short]
     for row in short:
         console.print(f"{row.what}: {row.short}", style="red", markup=False)
     console.print(f"{len(rows) - len(short)} of {len(rows)} hold; {seconds:.0f} s")
-    return 1 if short else 0
+    return 1 if short or not rows else 0
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    if sys.argv[1:] == ["canary"]:
+        json.dump([asdict(row) for row in canary()], sys.stdout)
+        return 0
+    began = time.monotonic()
+    # A process of its own: it mostly waits, and the sandbox forks, which threads beside it would not survive.
+    planted = subprocess.Popen([sys.executable, __file__, "canary"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    rows = [row for part in PARTS.values() for row in part()]
+    told, _ = planted.communicate(timeout=300)
+    rows[5:5] = [Row(**row) for row in json.loads(told)]
+    return show(rows, time.monotonic() - began)
 
 
 if __name__ == "__main__":

@@ -154,6 +154,7 @@ def played(folder: Path, *options: str) -> dict[str, str]:
         [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "inventory.yml"), str(folder / "play.yml"),
          "--diff", "-vvv", *options],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL, timeout=240,
     )  # fmt: skip
     commands = watcher.stop()
     texts = {"Ansible's output": done.stdout + done.stderr, "command lines": commands}
