@@ -22,8 +22,5 @@ class CollectionHook(BuildHookInterface):  # type: ignore[type-arg]
         """Map each part of the collection to its place in the wheel; an editable build needs none."""
         if version == "standard":
             build_data["force_include"].update(
-                {
-                    str(Path(self.root, part)): f"ansible_collections/firstlight/vllm/{part}"
-                    for part in COLLECTION
-                }
+                {str(Path(self.root, part)): f"ansible_collections/firstlight/vllm/{part}" for part in COLLECTION}
             )
