@@ -155,8 +155,8 @@ class OnHost:
         try:
             line = self._lines.get(timeout=limit_s)
         except queue.Empty:
-            raise AssertionError(f"{self.process.args} said nothing for {limit_s:.0f} s") from None
-        assert line is not None, f"{self.process.args} ended"
+            raise AssertionError(f"{self.process.args!r} said nothing for {limit_s:.0f} s") from None
+        assert line is not None, f"{self.process.args!r} ended"
         return line
 
     def close(self) -> None:
