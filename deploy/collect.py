@@ -104,7 +104,7 @@ class Collector:
         if unreachable and host.unreachable is not None:
             failure = _unreachable(host.unreachable)
         elif failed and host.failures:
-            failure = _failure(host.failures)
+            failure = _failure(host.failures, host.state)
         report = host.report
         warnings = dict.fromkeys([*_strings(report.get("warnings")), *host.warnings])
         return HostResult(
@@ -155,12 +155,15 @@ def acceptance_of(value: object) -> Acceptance | None:
     )
 
 
-def _failure(events: Sequence[Event]) -> Failure:
+def _failure(events: Sequence[Event], state: Mapping[str, object]) -> Failure:
     """The fault that began it: it comes before those of the way back and before the task that ends the run."""
-    last = events[-1]
     explained = [event for event in events if _mapping(event.result.get("failure"))]
     origin = (explained or list(events))[0]
     message = _message(origin)
+    # the play's last word may be the same cause once more; then the way back tells how it ended
+    last = _message(events[-1])
+    restored = _first(state, "reason") if "restored" in state else ""
+    outcome = restored if last == message else last
     raw = _mapping(origin.result.get("failure"))
     return Failure(
         id=_first(raw, "id", "kind") or "task-failed",
@@ -169,7 +172,7 @@ def _failure(events: Sequence[Event]) -> Failure:
         message=message,
         where=_first(raw, "where"),
         task=origin.task,
-        outcome=_message(last) if last is not origin else "",
+        outcome=outcome,
     )
 
 

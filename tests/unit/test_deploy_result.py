@@ -43,6 +43,17 @@ def test_the_first_failure_that_explains_itself_is_the_cause_and_the_last_one_th
     assert (host.failure.where, host.failure.outcome) == ("W", "not restored")
 
 
+def test_the_outcome_is_what_came_back_when_the_run_ends_by_telling_the_cause_once_more() -> None:
+    cause = failed("h", "gate", msg="all of it", failure={"id": "b", "cause": "B"})
+    restored = ok("h", reason="the old server serves again", restored={"kind": "unit"}, answering=True)
+    told = collect(cause, restored, failed("h", "tell", msg="all of it"), stats(failures={"h": 1}))["h"].failure
+    assert told is not None
+    assert told.outcome == "the old server serves again"
+    untouched = collect(failed("h", "stage", msg="all of it"), stats(failures={"h": 1}))["h"].failure
+    assert untouched is not None
+    assert untouched.outcome == ""
+
+
 def test_a_failure_without_an_explanation_gives_its_message() -> None:
     host = collect(failed("h", "copy", msg="no space left"), stats(failures={"h": 1}))["h"]
     assert host.failure is not None
