@@ -267,17 +267,22 @@ def _taps(seen: tuple[int, ...] | None, expected: tuple[int, ...] | None, formul
     line = "'Using auxiliary layers from speculative config'"
     if seen is None:
         want = f", which should show {_show(expected)}" if expected is not None else ""
-        return _Cause(f"taps: the log's line {line} was not seen{want}.")
+        return _Cause(f"taps: the log's line {line} was not seen{want}.{_against(formula, expected)}")
     if expected is None:
         return _Cause(f"taps: the log says {_show(seen)}; what it should say is not known here.")
     if seen != expected:
         return _Cause(f"taps: the log says {_show(seen)} and it should say {_show(expected)}.", proven=True)
-    if formula is not None and seen != formula:
-        return _Cause(
-            f"taps: the log says {_show(seen)} as the config asks, but the reference formula asks for "
-            f"{_show(formula)}: target_layer_ids {_layers(formula)} in place of {_layers(seen)}."
-        )
-    return _Cause(f"taps: the log says {_show(seen)} as the config asks; the config itself may name wrong layers.")
+    says = f"taps: the log says {_show(seen)} as the config asks"
+    other = _against(formula, expected)
+    return _Cause(f"{says}.{other}" if other else f"{says}; the config itself may name wrong layers.")
+
+
+def _against(formula: tuple[int, ...] | None, configured: tuple[int, ...] | None) -> str:
+    """That the configured taps are not the reference formula's; empty when they are, or when one is not known."""
+    if formula is None or configured is None or formula == configured:
+        return ""
+    layers, given = ([tap - 1 for tap in taps] for taps in (formula, configured))
+    return f" The reference formula gives {_show(formula)}: target_layer_ids {layers} in place of {given}."
 
 
 def _compile_cache(reused: bool | None) -> _Cause:
@@ -319,11 +324,6 @@ def _thinking(thinking: bool | None) -> _Cause:
 
 def _show(ids: Sequence[int] | None) -> str:
     return "(" + ", ".join(map(str, ids or ())) + ")"
-
-
-def _layers(taps: Sequence[int]) -> list[int]:
-    """The layers whose output these taps are, as config.json counts them."""
-    return [tap - 1 for tap in taps]
 
 
 def _ids(value: Any) -> tuple[int, ...] | None:

@@ -21,6 +21,8 @@ OLD_MODEL = "/srv/models/tiny-qwen3"
 URL = "http://127.0.0.1:30000"
 QUESTION = "Write a Python function is_prime(n) that returns True if n is prime. Answer with one code block only."
 _COUNTER = re.compile(r"^vllm:spec_decode_num_(drafts|accepted_tokens)_total\{.*\} (\S+)$", re.MULTILINE)
+# vLLM's own line, or that of the plugin with which 0.20.1 speculates on a CPU
+_TAPS = r"(?:Using auxiliary layers from [\w ]+:|vllm_cpu_spec_test: aux hidden state layers) (\(.*?\))"
 _RUN_LIMIT_S = 1200.0
 
 
@@ -97,7 +99,7 @@ class Host:
             release=_one(r"/releases/([^/\0]+)/", self.exec("cat", f"/proc/{pid}/cmdline")),
             length=self._length_since(before),
             cache=_one(r"(?:^|\0)VLLM_CACHE_ROOT=([^\0]+)", self.exec("cat", f"/proc/{pid}/environ")),
-            taps=_one(r"Using auxiliary layers from [\w ]+: (\(.*?\))", self._log()),
+            taps=_one(_TAPS, self._log()),
         )
 
     def unit(self, name: str, attribute: str) -> str:

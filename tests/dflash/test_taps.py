@@ -9,6 +9,8 @@ from __future__ import annotations
 import pytest
 from dflashlab import OLD_MODEL, Host
 
+import deploy
+
 RIGHT_LENGTH = 4.0  # a mean acceptance length, in tokens, that no drafter with wrong taps comes near
 SHIFTED = [0, 4]  # target_layer_ids one layer too low; the formula gives [1, 5]
 _configs: dict[str, dict[str, object]] = {}
@@ -16,7 +18,7 @@ _configs: dict[str, dict[str, object]] = {}
 
 def test_shifted_taps_fail_at_the_gate_and_the_old_server_is_back(host: Host) -> None:
     assert host.serving().model == OLD_MODEL
-    refused_for_its_taps(host)
+    assert refused_for_its_taps(host).outcome == "the old server serves again"
     served = host.serving()
     assert served.model == OLD_MODEL
     assert "stand-in for SGLang" in served.answer
@@ -69,16 +71,17 @@ def test_one_configuration_is_right_on_both_releases() -> None:
     assert _configs["dflash"] == _configs["qwen35"]
 
 
-def refused_for_its_taps(host: Host) -> None:
+def refused_for_its_taps(host: Host) -> deploy.Failure:
     """Deploy with shifted taps: the answers are right, next to nothing is accepted, and the run says why it fails."""
     result = host.deploy(drafter_set={**host.variable("drafter_set"), "target_layer_ids": SHIFTED})
     assert not result.ok
     assert result.failure is not None
     assert result.failure.id == "drafter-low-acceptance", result.failure
     assert "Prove that it answers" in result.failure.task
-    assert "the log says (1, 5) as the config asks" in result.failure.message
-    assert "the reference formula asks for (2, 6)" in result.failure.message
+    assert "(1) taps: the log" in result.failure.message
+    assert "The reference formula gives (2, 6): target_layer_ids [1, 5] in place of [0, 4]." in result.failure.message
     assert result.verdict == "right"
     assert result.acceptance is not None
     assert result.acceptance.length is not None
     assert result.acceptance.length < 1.5
+    return result.failure

@@ -52,12 +52,25 @@ def test_a_stale_compile_cache_fails_and_is_named_though_the_taps_are_right() ->
     assert "loaded a compiled graph from disk" in judgement.causes[1]
 
 
-def test_taps_that_are_as_configured_are_held_against_the_reference_formula() -> None:
-    evidence = Evidence(log_taps=(1, 5), expected_taps=(1, 5), formula_taps=(2, 6))
-    assert acceptance.likely_causes(evidence)[0] == (
-        "taps: the log says (1, 5) as the config asks, but the reference formula asks for (2, 6): "
-        "target_layer_ids [1, 5] in place of [0, 4]."
-    )
+@pytest.mark.parametrize(
+    ("seen", "says"),
+    [
+        ((1, 5), "the log says (1, 5) as the config asks"),
+        (
+            None,
+            "the log's line 'Using auxiliary layers from speculative config' was not seen, which should show (1, 5)",
+        ),
+    ],
+)
+def test_configured_taps_are_held_against_the_reference_formula(seen: tuple[int, ...] | None, says: str) -> None:
+    evidence = Evidence(log_taps=seen, expected_taps=(1, 5), formula_taps=(2, 6))
+    formula = "The reference formula gives (2, 6): target_layer_ids [1, 5] in place of [0, 4]."
+    assert acceptance.likely_causes(evidence)[0] == f"taps: {says}. {formula}"
+
+
+def test_configured_taps_that_follow_the_reference_formula_are_not_held_against_it() -> None:
+    evidence = Evidence(log_taps=(2, 6), expected_taps=(2, 6), formula_taps=(2, 6))
+    assert "formula" not in acceptance.likely_causes(evidence)[0]
 
 
 def test_one_percent_accepted_fails_though_it_is_not_zero() -> None:
