@@ -48,6 +48,10 @@ def _mistyped(kind: str, value: Any) -> bool:
     return isinstance(value, (dict, list, tuple)) and kind in {"str", "path", "int", "float", "bool"}
 
 
+def _stripped(entry: Any) -> Any:
+    return entry.strip() if isinstance(entry, str) else entry
+
+
 def typed(name: str, option: dict[str, Any], value: Any) -> Any:
     """The value in the type that its argument spec asks for; None for a variable that may be absent and is.
 
@@ -59,7 +63,11 @@ def typed(name: str, option: dict[str, Any], value: Any) -> Any:
             return None
         raise bad_input(name, "it has no value.", f"set {name} in the inventory; {option.get('description', '')}")
     kind, elements = option.get("type", "str"), option.get("elements", "raw")
-    if _mistyped(kind, value) or (isinstance(value, list) and any(_mistyped(elements, entry) for entry in value)):
+    # Ansible makes a list of text by its commas
+    entries = value.split(",") if isinstance(value, str) and kind == "list" else value
+    if _mistyped(kind, value) or (
+        isinstance(entries, list) and any(_mistyped(elements, _stripped(entry)) for entry in entries)
+    ):
         seen = kind if isinstance(value, list) else type(value).__name__
         raise bad_input(
             name,

@@ -90,7 +90,7 @@ def _check_certificate(values: Mapping[str, Any]) -> None:
     if len(missing) == 1:
         _fail(
             missing[0],
-            "a certificate and its key belong together, and one of them is not set.",
+            "proxy_certificate and proxy_certificate_key belong together, and only one is set.",
             "set both, or neither to have a self-signed pair made.",
         )
 
