@@ -19,8 +19,8 @@ from ansible_collections.firstlight.vllm.plugins.action.preflight import COLLECT
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = {"model_path": "/srv/models/target", "drafter_path": "/srv/drafters/drafter.safetensors"}
-# the filter that computes it is found by a whole run of Ansible alone
-URL = {"smoke_base_url": "http://127.0.0.1:30000"}
+# the filter that computes them is found by a whole run of Ansible alone
+URL = {"smoke_base_url": "http://127.0.0.1:30000", "proxy_upstream": "127.0.0.1:30000"}
 
 
 @pytest.fixture
