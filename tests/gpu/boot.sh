@@ -7,6 +7,7 @@ set -euo pipefail
 
 inner() {
   mount --make-rprivate /
+  echo "cgroups: $(tr '\n' ' ' </proc/self/cgroup)"
   mount -t proc proc /proc
   mount -t tmpfs -o mode=755,nosuid,nodev tmpfs /run
   mkdir -p /run/lock
@@ -26,6 +27,7 @@ inner() {
     done </proc/self/cgroup
     mkdir -p "$unified"
   fi
+  [ "$unified" != /sys/fs/cgroup ] || umount -l /sys/fs/cgroup
   if grep -q '^0::' /proc/self/cgroup; then mount -t cgroup2 -o nsdelegate cgroup2 "$unified" || mount -t cgroup2 cgroup2 "$unified"; fi
   # "container" keeps systemd away from what only a machine of its own may do (udev, modules, console)
   exec env -i container=firstlight PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin TERM=dumb \
@@ -58,7 +60,7 @@ done
 mkdir -p /var/log/journal
 name=firstlight-proof
 for group in $(awk '$3 == "cgroup" || $3 == "cgroup2" {print $2}' /proc/mounts | sort -u); do
-  mkdir -p "$group/$name" 2>/dev/null || continue
+  mkdir -p "$group/$name" || continue
   for file in cpuset.cpus cpuset.mems; do
     if [ -w "$group/$name/$file" ] && [ -r "$group/$file" ]; then cat "$group/$file" >"$group/$name/$file" || true; fi
   done

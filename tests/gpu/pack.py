@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "roles/vllm_install/files/locks/cuda-0.20.1.txt"
 # vLLM imports these on demand only, for other GPUs, quantised models or other backends than the ones proven here
 ON_DEMAND = {
-    "flashinfer-python", "flashinfer-cubin", "tilelang", "z3-solver", "nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base",
-    "quack-kernels", "cuda-tile", "cuda-python", "cuda-toolkit", "nvidia-cudnn-frontend",
+    "flashinfer-python", "flashinfer-cubin", "tilelang", "z3-solver", "nvidia-cutlass-dsl", "cuda-python",
+    "nvidia-cutlass-dsl-libs-base", "quack-kernels", "cuda-tile", "cuda-toolkit", "nvidia-cudnn-frontend",
 }  # fmt: skip
 SOURCE_ONLY = "flash-attn"
 # Hopper uses FA3; the headers of deep_gemm, tokenizers of other vendors and translations serve no start
@@ -36,11 +36,13 @@ LEFT_OUT = (
     "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm/third_party/deep_gemm/include", "mistral_common/data",
     "pycountry/locales", "bin",
 )  # fmt: skip
-SYSTEMD = """systemd libsystemd-shared libsystemd0 libcap2 libapparmor1 libaudit1 libcap-ng0 libblkid1 libuuid1
-libcryptsetup12 libargon2-1 libdevmapper1.02.1 libjson-c5 libudev1 libfdisk1 libgcrypt20 libgpg-error0 libkmod2 liblz4-1
-liblzma5 libmount1 libselinux1 libpcre2-8-0 libp11-kit0 libffi8 libpam0g libseccomp2 libssl3 libzstd1 libacl1 libip4tc2
+SYSTEMD = """
+systemd libsystemd-shared libsystemd0 libcap2 libapparmor1 libaudit1 libcap-ng0 libblkid1 libuuid1 libcryptsetup12
+libargon2-1 libdevmapper1.02.1 libjson-c5 libudev1 libfdisk1 libgcrypt20 libgpg-error0 libkmod2 liblz4-1 liblzma5
+libmount1 libselinux1 libpcre2-8-0 libp11-kit0 libffi8 libpam0g libseccomp2 libssl3 libzstd1 libacl1 libip4tc2
 libcrypt1 libbz2-1.0 libsmartcols1 libtinfo6 zlib1g mount dbus dbus-daemon dbus-bin dbus-system-bus-common
-dbus-session-bus-common libdbus-1-3 libexpat1""".split()
+dbus-session-bus-common libdbus-1-3 libexpat1
+"""
 
 
 def pins(lock: str) -> Iterator[tuple[str, str]]:
@@ -69,6 +71,8 @@ def site(into: Path, uv: str, provided: set[str]) -> None:
     for name in LEFT_OUT:
         path = into / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for static in into.rglob("*.a"):
+        static.unlink()
     for library in sorted((into / "vllm").glob("*.so")):
         print(f"{library.name}: {keep_only(library, 90) / 1e6:.0f} MB of other GPUs' code taken out")
     for library in into.rglob("*.so"):
@@ -81,7 +85,7 @@ def site(into: Path, uv: str, provided: set[str]) -> None:
 def systemd(into: Path) -> None:
     """Debian's systemd and its libraries, unpacked; the machine's own files win over these."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["apt-get", "download", *SYSTEMD], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["apt-get", "download", *SYSTEMD.split()], cwd=folder, check=True, stdout=subprocess.DEVNULL)
         for package in sorted(Path(folder).glob("*.deb")):
             subprocess.run(["dpkg", "-x", package, into], check=True)
     for name in ("bin", "sbin", "lib"):

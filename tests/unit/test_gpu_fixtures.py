@@ -1,0 +1,126 @@
+"""Logs and counters of vLLM 0.20.1 on two H200s, started by firstlight's own unit: what the code makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.firstlight.vllm.plugins.module_utils.diagnose import diagnose
+from ansible_collections.firstlight.vllm.plugins.module_utils.memory_fit import GIB, fit
+from ansible_collections.firstlight.vllm.plugins.module_utils.metrics import parse, speculation
+from ansible_collections.firstlight.vllm.plugins.module_utils.startup_phases import (
+    auxiliary_layers,
+    available_kv_gib,
+    compile_cache_reused,
+    phases,
+)
+
+DATA = Path(__file__).parents[1] / "data" / "gpu"
+_ENTRY = re.compile(r"(\d+\.\d+) (\S+?)\[(\d+)\]: ?(.*)")
+
+
+def journal(name: str) -> list[tuple[float, str]]:
+    """What the server wrote in one start, with the journal's times; systemd's own words left out."""
+    entries = []
+    for line in (DATA / name).read_text(encoding="utf-8").splitlines():
+        found = _ENTRY.fullmatch(line)
+        if found and found[2] != "systemd":
+            entries.append((float(found[1]), found[4]))
+    return entries
+
+
+def lines(name: str) -> list[str]:
+    return [text for _, text in journal(name)]
+
+
+@pytest.fixture(scope="module")
+def deployed() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((DATA / "dflash-tp2-unit.json").read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("dflash-tp2-unit.journal", "none"),
+        ("full-size-custom-all-reduce.journal", "custom-all-reduce-failed"),
+        ("full-size-no-room-for-cache.journal", "no-memory-for-cache-blocks"),
+        ("memory-held-by-neighbours.journal", "free-memory-below-utilization"),
+    ],
+)
+def test_each_recorded_start_is_judged_by_its_cause(name: str, kind: str) -> None:
+    assert diagnose(lines(name)).id == kind
+
+
+def test_the_server_started_by_hand_with_too_small_a_budget_is_judged_by_its_cause() -> None:
+    text = (DATA / "budget-too-small.log").read_text(encoding="utf-8")
+    assert diagnose(text.splitlines()).id == "spec-batched-tokens-too-small"
+
+
+def test_the_all_reduce_crash_is_cured_by_the_flag_that_cures_it() -> None:
+    verdict = diagnose(lines("full-size-custom-all-reduce.journal"))
+    assert "disable-custom-all-reduce: true" in verdict.remedy
+    assert "custom_all_reduce.cuh" in verdict.text
+
+
+def test_the_share_that_would_have_fitted_is_computed() -> None:
+    verdict = diagnose(lines("memory-held-by-neighbours.journal"))
+    free, total = map(float, re.findall(r"\(([\d.]+)/([\d.]+) GiB\)", verdict.text)[0])
+    share = float(re.findall(r"vllm_server_gpu_memory_utilization: (\d\.\d+)", verdict.remedy)[0])
+    assert share * total <= free, "the share named fits into what was free"
+    assert share * total > free - 0.05 * total, "and is not needlessly small"
+
+
+def test_the_phases_of_the_recorded_start_are_those_of_its_report(deployed: dict[str, Any]) -> None:
+    report = deployed["report"]
+    found = phases(journal("dflash-tp2-unit.journal"), report["started_at"], report["ready_at"])
+    assert sum(phase.seconds for phase in found) == pytest.approx(report["ready_s"])
+    told = {phase["name"]: phase["seconds"] for phase in report["phases"]}
+    assert {phase.name: phase.seconds for phase in found} == pytest.approx(told, abs=0.1)
+
+
+def test_the_start_tapped_the_layers_after_the_configured_ones_and_compiled_afresh() -> None:
+    assert auxiliary_layers(lines("dflash-tp2-unit.journal")) == (2, 6)
+    assert not compile_cache_reused(lines("dflash-tp2-unit.journal"))
+
+
+def test_the_counters_give_the_acceptance_of_the_report(deployed: dict[str, Any]) -> None:
+    counters = speculation(parse((DATA / "dflash-tp2-unit.metrics").read_text(encoding="utf-8")), "tiny")
+    assert counters is not None
+    told = deployed["report"]["acceptance"]
+    assert (counters.drafts, counters.drafted, counters.accepted) == (told["drafts"], told["drafted"], told["accepted"])
+    assert told["length"] == pytest.approx(1 + counters.accepted / counters.drafts)
+
+
+def test_a_cache_that_came_out_negative_is_read_as_such() -> None:
+    available = available_kv_gib(lines("full-size-no-room-for-cache.journal"))
+    assert available is not None
+    assert available < 0
+
+
+def _logged(name: str, pattern: str) -> float:
+    return next(float(found[1]) for text in lines(name) if (found := re.search(pattern, text)))
+
+
+@pytest.mark.parametrize(
+    ("name", "weights_bytes", "drafting"),
+    [
+        ("full-size-no-room-for-cache.journal", 53_739_584_776, False),
+        ("full-size-custom-all-reduce.journal", 53_739_584_776 + 3_460_432_496, True),
+    ],
+)
+def test_predicted_weights_come_within_two_percent_of_the_logged(name: str, weights_bytes: int, drafting: bool) -> None:
+    target = {
+        "num_hidden_layers": 64, "full_attention_interval": 4, "num_attention_heads": 24, "num_key_value_heads": 4,
+        "head_dim": 256, "hidden_size": 5120, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    }  # fmt: skip
+    drafter = {"num_hidden_layers": 5, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    predicted = fit(
+        target, gpu_total_gib=143771 / 1024, utilization=0.9, weights_gib=weights_bytes / GIB, tensor_parallel=2,
+        max_model_len=32768, k=15 if drafting else 0, drafter=drafter if drafting else None,
+    )  # fmt: skip
+    assert predicted.weights == pytest.approx(_logged(name, r"Model loading took ([\d.]+) GiB"), rel=0.02)
