@@ -98,6 +98,9 @@ def service_environment(settings: Settings, cache_root: str, home: str) -> dict[
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "PYTHONUNBUFFERED": "1",
+        # the ranks are on this host: else they talk, and listen, on the address that others reach
+        "NCCL_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo",
     }
     caches = {name: f"{cache_root}/{folder}" for name, folder in _CACHES.items()}
     return {**base, **settings.environment, **caches}

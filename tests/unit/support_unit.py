@@ -17,6 +17,8 @@ def unit_text(**overrides: Any) -> str:
     values = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
     values |= {
         "vllm_install_platform": "cuda",
+        # what the default's expression gives for a server bound to loopback
+        "vllm_server_ip_allow": ["127.0.0.0/8", "::1"],
         "vllm_install_result": {"path": "/opt/firstlight/venvs/0.20.1-abc"},
         **overrides,
     }

@@ -49,7 +49,7 @@ def exposure(folder: Path, **overrides: Any) -> float:
     [
         {},
         {"vllm_install_platform": "cpu"},
-        {"vllm_server_ip_allow": ["127.0.0.0/8", "::1"]},
+        {"vllm_server_ip_allow": []},
         {"vllm_server_readable_paths": ["/home/models"]},
     ],
 )
@@ -150,7 +150,10 @@ def test_it_comes_up_at_boot_after_the_gpus_modules() -> None:
     assert {"systemd-modules-load.service", "nvidia-persistenced.service"} <= set(only("After").split())
 
 
-def test_addresses_are_limited_only_when_asked_for() -> None:
-    assert "IPAddressDeny" not in directives(unit_text())
+def test_a_server_on_loopback_is_shut_off_from_others_and_the_site_can_say_otherwise() -> None:
+    # torch's store listens on all interfaces
+    assert only("IPAddressDeny") == "any"
+    assert only("IPAddressAllow") == "127.0.0.0/8 ::1"
+    assert "IPAddressDeny" not in directives(unit_text(vllm_server_ip_allow=[]))
     assert only("IPAddressDeny", vllm_server_ip_allow=["127.0.0.0/8"]) == "any"
     assert only("IPAddressAllow", vllm_server_ip_allow=["127.0.0.0/8", "::1"]) == "127.0.0.0/8 ::1"
