@@ -55,7 +55,8 @@ def say(*words: object) -> None:
 
 def unpack(parts: list[Path]) -> None:
     """Join the parts in order, hold them against their digests, and unpack."""
-    wanted = dict(reversed(line.split("  ")) for line in (parts[0].parent / "SHA256SUMS").read_text().splitlines())
+    lines = (parts[0].parent / "SHA256SUMS").read_text().splitlines()
+    wanted = {name: digest for digest, name in (line.split("  ") for line in lines)}
     for part in parts:
         if hashlib.sha256(part.read_bytes()).hexdigest() != wanted.pop(part.name):
             raise SystemExit(f"{part} is not what was packed")
@@ -238,7 +239,8 @@ def get(port: int, path: str, timeout_s: float = 5) -> str | None:
     """What the server answers; None when it does not."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=timeout_s) as answer:
-            return answer.read().decode()
+            text: str = answer.read().decode()
+            return text
     except OSError:
         return None
 

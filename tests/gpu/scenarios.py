@@ -92,7 +92,8 @@ def play(name: str, playbook: str, values: Mapping[str, Any], timeout_s: float =
 def state_of(unit: str) -> dict[str, Any]:
     """The committed record of a deployment."""
     path = Path(f"/var/lib/firstlight/{unit}/state.json")
-    return json.loads(path.read_text()) if path.exists() else {}
+    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return content
 
 
 def judged(lines: list[str]) -> dict[str, Any]:
@@ -119,7 +120,8 @@ class Record:
     """A scenario's record, written after each entry, so that a scenario cut off is told as far as it came."""
 
     def __init__(self, name: str) -> None:
-        self.path, self.content = OUT / f"{name}.json", {"name": name, "since": time.time()}
+        self.path = OUT / f"{name}.json"
+        self.content: dict[str, Any] = {"name": name, "since": time.time()}
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.content[key] = value
