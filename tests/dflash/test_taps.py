@@ -6,6 +6,8 @@ does shows in the counters at once.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from dflashlab import OLD_MODEL, Host
 
@@ -13,6 +15,7 @@ import deploy
 
 RIGHT_LENGTH = 4.0  # a mean acceptance length, in tokens, that no drafter with wrong taps comes near
 SHIFTED = [0, 4]  # target_layer_ids one layer too low; the formula gives [1, 5]
+CACHES = "/var/cache/vllm"
 _configs: dict[str, dict[str, object]] = {}
 
 
@@ -29,6 +32,8 @@ def test_shifted_taps_fail_at_the_gate_and_the_old_server_is_back(host: Host) ->
 
 
 def test_corrected_taps_pass_with_nothing_cleaned_in_between(host: Host) -> None:
+    caches = host.exec("ls", CACHES).split()
+    assert caches, "the refused release's cache is gone, so nothing is shown"
     result = host.deploy()
     assert result.ok, result.failure
     assert result.verdict == "right"
@@ -42,6 +47,8 @@ def test_corrected_taps_pass_with_nothing_cleaned_in_between(host: Host) -> None
     assert served.length > RIGHT_LENGTH
     assert served.release == result.release
     assert served.taps == "(2, 6)"
+    # both caches lie side by side, each under its own key
+    assert sorted(host.exec("ls", CACHES).split()) == sorted([*caches, Path(served.cache).parent.name])
     assert (host.unit("vllm", "UnitFileState"), host.unit("sglang", "ActiveState")) == ("enabled", "inactive")
     _configs[host.name] = host.drafter_config()
     assert _configs[host.name]["dflash_config"] == {"mask_token_id": 5, "target_layer_ids": [1, 5]}
