@@ -181,7 +181,8 @@ def _carry_out(
     record = store.advance("stopped")
     return {
         "phase": record.phase,
-        "down_since_s": record.down_since_s,
+        # a host that had no server was not without one
+        "down_since_s": record.down_since_s if record.old.kind != "none" else None,
         "seconds": round(time.time() - began, 3),
         "seconds_to_free": round(time.time() - ended, 3),
         "killed": [process.pid for process in killed],

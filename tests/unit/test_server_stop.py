@@ -203,6 +203,7 @@ def test_a_stranger_on_the_port_is_neither_stopped_nor_recorded(tmp_path: Path) 
 def test_a_host_without_a_server_is_left_as_it_is(tmp_path: Path) -> None:
     result = stop(RealHost(), options_for(free_port(), tmp_path), tmp_path)
     assert (result["changed"], result["phase"]) == (False, "stopped")
+    assert result["down_since_s"] is None
 
 
 def test_the_record_can_start_the_server_again_and_only_root_can_read_it(tmp_path: Path) -> None:
