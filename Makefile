@@ -56,7 +56,7 @@ test: venv lint lab ## everything, test hosts with a real vLLM included
 	pytest tests/unit tests/integration
 
 $(addprefix molecule-,$(SCENARIOS)): molecule-%: venv lab ## one scenario on its test host
-	cd extensions && molecule test --scenario-name $*
+	molecule test --scenario-name $*
 
 demo: venv lab ## the whole job on a test host: from the old server to a real vLLM that speculates
 	firstlight demo

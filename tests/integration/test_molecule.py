@@ -27,7 +27,7 @@ def test_scenario_passes(scenario: str, tmp_path: Path) -> None:
         try:
             done = subprocess.run(
                 argv,
-                cwd=MOLECULE.parent,
+                cwd=ROOT,  # only beside galaxy.yml does molecule find the scenarios' common config.yml
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
