@@ -55,6 +55,11 @@ class Layout:
         return self.config_dir / self.unit / "secrets.env"
 
     @property
+    def before(self) -> Path:
+        """Secrets and drop-in of the deployment in force while another is tried."""
+        return self.config_dir / self.unit / "before.json"
+
+    @property
     def unit_file(self) -> Path:
         """The unit file in force."""
         return self.unit_dir / f"{self.unit}.service"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import release_shared
 from .errors import FirstlightError
 from .host_command import Runner, run_command
 from .processes import read_process
@@ -93,6 +94,8 @@ def secrets_text(secrets: Mapping[str, str]) -> str:
 def stage(layout: Layout, release: Release, *, secrets: Mapping[str, str], dropin: str, check: bool) -> list[str]:
     """Write a release's files, its secrets and the site's drop-in; returns the paths that changed."""
     changed = []
+    if not check and (read_text(layout.secrets) != secrets_text(secrets) or (read_text(layout.dropin) or "") != dropin):
+        release_shared.keep(layout)
     for name, text in release.files.items():
         path = layout.releases / release.id / name
         if put(path, text, 0o644, check=check):
@@ -240,6 +243,8 @@ def commit(
         changed = True
     if not check and (changed or old.get("report") != record["report"]):
         save_state(layout, {**record, "committed_at": time.time()})
+    if not check:
+        release_shared.forget(layout)
     return changed, prune(layout, keep=keep, protect={release.id, previous}, check=check)
 
 
@@ -251,6 +256,14 @@ def prune(layout: Layout, *, keep: int, protect: set[str | None], check: bool) -
         for release_id in doomed:
             shutil.rmtree(layout.releases / release_id)
     return doomed
+
+
+def unstage(layout: Layout, systemd: Systemd) -> bool:
+    """Put back the secrets and the drop-in of the deployment in force; returns whether they differed."""
+    changed = release_shared.put_back(layout)
+    if layout.dropin in changed:
+        systemd.daemon_reload()
+    return bool(changed)
 
 
 def withdraw(layout: Layout, systemd: Systemd, *, check: bool) -> tuple[bool, str | None]:
@@ -266,6 +279,8 @@ def withdraw(layout: Layout, systemd: Systemd, *, check: bool) -> tuple[bool, st
     state = systemd.show(service)
     if release_in_force(layout) is None and layout.unit_file.exists():
         return False, committed
+    if not check and unstage(layout, systemd):
+        state = systemd.show(service)
     wanted = load(layout, committed) if committed else None
     # secrets that were staged and never started with are no reason to stop it
     if wanted is not None and runs(layout, wanted.id, state):

@@ -21,7 +21,7 @@ from .errors import FirstlightError
 from .host_view import Host, look_at_processes
 from .process_recipe import environment_file
 from .release import UNIT, Layout, load, load_state, put, write_atomically
-from .release_service import running_release, withdraw
+from .release_service import running_release, unstage, withdraw
 from .server_end import Limits, end, wait_free
 from .server_kinds import Found, Wanted
 from .server_probe import Answer, ask, same_server
@@ -79,9 +79,11 @@ def restore(
     with contextlib.nullcontext() if check else store.lock():
         record = store.load()
         old = _which(record, options)
-        if record is None or old is None:
-            return _result(record, changed=False, reason="there is no unfinished cutover")
         layout = options.layout
+        if record is None or old is None:
+            # a run that ended before the stop has still staged its own secrets and drop-in
+            unstaged = not check and not options.committed and host.has_systemd() and unstage(layout, host.systemd)
+            return _result(record, changed=unstaged, reason="there is no unfinished cutover")
         if not options.committed and _decided_for_the_new(host, layout, record, options.wanted.own_unit):
             reason = "the new server was committed in the meantime and serves"
             if not check:
@@ -97,6 +99,8 @@ def restore(
         answer = _answers(old)
         if same_server(answer, old.models) and _is_up(host, old, options.wanted):
             if not check:
+                if host.has_systemd():
+                    unstage(layout, host.systemd)
                 record = store.advance("restored", note or "it served already")
                 disarm()
             return _result(record, changed=False, reason="the old server serves", answer=answer)

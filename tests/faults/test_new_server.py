@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ def test_a_process_killed_during_the_start(lab: Lab, role: str, milestone: str) 
     assert not run.ok
     assert READY in failure.task, run.text
     assert failure.id == ("engine-wrapper-only" if role == "worker" else "engine-died-silently"), run.text
-    if role == "worker":
-        assert f"VLLM::Worker_TP1 (pid {pid}) ended" in failure.message
+    if role == "worker":  # its engine ends with it; which of the two is seen first is chance
+        assert re.search(rf"VLLM::(Worker_TP1 \(pid {pid}\)|EngineCore \(pid \d+\)) ended", failure.message)
     assert run.failures[-1].message == failure.message
     told_s = failure.time_s - float(killed_s)
     slowness = lab.slowness()
@@ -44,7 +45,7 @@ def test_a_process_killed_in_the_smoke_test(lab: Lab, role: str) -> None:
     failure = run.failures[0]
     assert not run.ok
     assert SMOKE in failure.task, run.text
-    assert failure.id == ("server-reset" if role == "api" else "engine-died-silently"), run.text
+    assert failure.id == "engine-died-silently", run.text
     lab.figure(f"{role} killed in the smoke test: told {failure.time_s - float(killed_s):.2f} s later")
     lab.check(NEW)
     lab.converges()
@@ -56,9 +57,8 @@ def test_a_process_killed_in_service_comes_back(lab: Lab, role: str) -> None:
     before = lab.look()
     lab.exec("systemctl", "reset-failed", "vllm")  # deaths that are hours apart do not add up
     lab.exec("python3", "/srv/faults/pounce.py", "ready", role, "any")
-    seen = lab.until(
-        lambda seen: seen["answer"] and seen["units"][NEW]["NRestarts"] != before["units"][NEW]["NRestarts"]
-    )
+    start = before["units"][NEW]["InvocationID"]
+    seen = lab.until(lambda seen: seen["answer"] and seen["units"][NEW]["InvocationID"] != start)
     assert seen["listeners"] != before["listeners"]
     lab.check(NEW)
     assert lab.converges().changed == 0

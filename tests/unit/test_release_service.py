@@ -222,6 +222,8 @@ def test_a_committed_release_that_serves_is_not_stopped(layout: Layout, systemd:
     assert withdraw(layout, systemd, check=False) == (False, old.id)
     assert systemd.calls == []
     assert systemd.child is not None
+    # nor would the next run restart it: the key is back, with the time that it had
+    assert serves(layout, old.id, systemd.show("vllm.service"))
 
 
 def test_a_unit_that_firstlight_did_not_write_is_never_touched(layout: Layout, systemd: FakeSystemd) -> None:
@@ -299,3 +301,59 @@ def test_an_account_that_cannot_be_made_is_told() -> None:
 def test_an_account_that_is_there_changes_nothing() -> None:
     account = Account("root", "root", gpu_groups=())
     assert not ensure_account(account, "/root", check=False, run=release_service.run_command)
+
+
+def tried(
+    layout: Layout, systemd: FakeSystemd, secret: str = "new", dropin: str = "[Service]\nMemoryMax=1G\n"
+) -> Release:
+    """A further release with a key and a drop-in of its own, started and not committed."""
+    release = staged(layout, 1, secret, dropin)
+    start(layout, release, systemd, check=False)
+    return release
+
+
+def test_a_try_that_does_not_pass_leaves_the_key_and_the_drop_in_of_the_deployment_in_force(
+    layout: Layout, systemd: FakeSystemd
+) -> None:
+    first = staged(layout, 0, secret="old")
+    start(layout, first, systemd, check=False)
+    commit(layout, first, systemd, inputs="i", watched=[], report={}, keep=3, check=False)
+    times = (layout.secrets.stat().st_mtime_ns, layout.dropin.parent.exists())
+    tried(layout, systemd)
+    tried(layout, systemd, secret="newer")
+    assert "newer" in layout.secrets.read_text()
+    assert stat.S_IMODE(layout.before.stat().st_mode) == 0o600
+    withdraw(layout, systemd, check=False)
+    assert layout.secrets.read_text() == 'VLLM_API_KEY="old"\n'
+    assert (layout.secrets.stat().st_mtime_ns, layout.dropin.parent.exists()) == times
+    assert not layout.before.exists()
+
+
+def test_a_drop_in_that_a_try_took_away_comes_back(layout: Layout, systemd: FakeSystemd) -> None:
+    first = staged(layout, 0, dropin="[Service]\nMemoryMax=2G\n")
+    start(layout, first, systemd, check=False)
+    commit(layout, first, systemd, inputs="i", watched=[], report={}, keep=3, check=False)
+    tried(layout, systemd, dropin="")
+    assert not layout.dropin.exists()
+    withdraw(layout, systemd, check=False)
+    assert "2G" in layout.dropin.read_text()
+
+
+def test_what_a_try_brought_stays_once_it_is_committed(layout: Layout, systemd: FakeSystemd) -> None:
+    committed(layout, systemd)
+    second = tried(layout, systemd)
+    commit(layout, second, systemd, inputs="i", watched=[], report={}, keep=3, check=False)
+    assert not layout.before.exists()
+    withdraw(layout, systemd, check=False)
+    assert "new" in layout.secrets.read_text()
+    assert "1G" in layout.dropin.read_text()
+
+
+def test_what_was_kept_for_another_deployment_is_not_put_back(layout: Layout, systemd: FakeSystemd) -> None:
+    committed(layout, systemd)
+    second = tried(layout, systemd)
+    kept = layout.before.read_text()
+    commit(layout, second, systemd, inputs="i", watched=[], report={}, keep=3, check=False)
+    layout.before.write_text(kept)  # as when the power is lost in the middle of the commit
+    withdraw(layout, systemd, check=False)
+    assert "new" in layout.secrets.read_text()
