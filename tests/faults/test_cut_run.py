@@ -13,7 +13,7 @@ def watch_phase(phase: str) -> OnHost:
 
 def test_the_network_is_cut_for_30_s_while_the_model_loads(lab: Lab) -> None:
     lab.require(NEW)
-    variables = {"hold": "loading:34"}
+    variables = {"hold": "loading:32"}
     cut = OnHost("python3", "/srv/faults/cut.py", "loading", "30")
     assert cut.line() == "waiting"
     run = lab.start("site", variables)
@@ -60,12 +60,12 @@ def test_the_controller_is_killed_and_nobody_runs_it_again(lab: Lab) -> None:
     lab.require(NEW)
     release = lab.look()["release"]
     watcher = watch_phase("stopped")
-    run = lab.start("site", {"hold": "loading:1", "sglang_stop_guard_s": 12})
+    run = lab.start("site", {"hold": "loading:1", "sglang_stop_guard_s": 6})
     stopped_s = float(watcher.line().split()[1])
     run.kill()
     back = OnHost("python3", "/srv/faults/phase.py", "restored", "any")
     assert back.line() == "waiting"
-    lab.figure(f"guard of 12 s: served again {float(back.line().split()[1]) - stopped_s:.1f} s after the stop")
+    lab.figure(f"guard of 6 s: served again {float(back.line().split()[1]) - stopped_s:.1f} s after the stop")
     assert lab.check(NEW)["release"] == release
     assert lab.converges().changed == 0
 
