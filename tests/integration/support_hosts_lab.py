@@ -28,6 +28,14 @@ class Host:
         """Boot it anew."""
         subprocess.run([LAB, "boot", self.name], check=True)
 
+    def restart(self) -> None:
+        """Shut it down in order and boot it again, as it is."""
+        for verb in ("stop", "start"):
+            subprocess.run(
+                ["podman", verb, f"firstlight-{self.name}"], check=True, capture_output=True, timeout=120,
+                env={**os.environ, "CONTAINERS_CONF": str(CACHE / "containers.conf")},
+            )  # fmt: skip
+
     def down(self) -> None:
         """Remove it."""
         subprocess.run([LAB, "down", self.name], check=False)
