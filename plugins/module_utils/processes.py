@@ -21,6 +21,7 @@ PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _LISTEN = "0A"  # TCP_LISTEN in the kernel's enumeration, as /proc/net/tcp prints it
 _STAT_FIELDS_AFTER_NAME = 20
+_GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)  # as the files of a process say it
 _SECRET_WORD = r"(?:api[-_]?key|token|secret|passw(?:or)?d|credentials?)"  # noqa: S105 -- a pattern
 _SECRET_OPTION = re.compile(rf"^--?[\w-]*{_SECRET_WORD}$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(rf"^((?:--?)?[\w.-]*{_SECRET_WORD}(?![a-z])[\w-]*\s*[=:]\s*).+$", re.IGNORECASE | re.DOTALL)
@@ -79,13 +80,13 @@ def read_process(pid: int, proc: Path = PROC) -> Process | None:
 
 
 def _read(pid: int, proc: Path, booted_s: float) -> Process | None:
-    folder = proc / str(pid)
+    folder = f"{proc}/{pid}"
     try:
-        name, fields = parse_stat((folder / "stat").read_bytes())
-        cmdline = parse_cmdline((folder / "cmdline").read_bytes())
-        uid = parse_uid((folder / "status").read_text("utf-8", "replace"))
-        cgroup = parse_cgroup((folder / "cgroup").read_text("utf-8", "surrogateescape"))
-    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+        name, fields = parse_stat(_contents(f"{folder}/stat"))
+        cmdline = parse_cmdline(_contents(f"{folder}/cmdline"))
+        uid = parse_uid(_contents(f"{folder}/status").decode("utf-8", "replace"))
+        cgroup = parse_cgroup(_contents(f"{folder}/cgroup").decode("utf-8", "surrogateescape"))
+    except _GONE:
         return None
     ticks = int(fields[19])
     return Process(
@@ -102,6 +103,12 @@ def _read(pid: int, proc: Path, booted_s: float) -> Process | None:
     )
 
 
+def _contents(path: str) -> bytes:
+    """A file of /proc, whole. A host may have thousands of processes and a wait looks twice a second: no pathlib."""
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 -- hot path
+        return file.readall()
+
+
 def list_processes(proc: Path = PROC) -> list[Process]:
     """All processes that live at this moment, zombies included, by pid."""
     pids = sorted(int(entry) for entry in os.listdir(proc) if entry.isdecimal())  # noqa: PTH208 -- hot path
@@ -109,10 +116,30 @@ def list_processes(proc: Path = PROC) -> list[Process]:
     return [process for process in (_read(pid, proc, booted_s) for pid in pids) if process is not None]
 
 
+def tree_below(pid: int, proc: Path = PROC) -> list[Process]:
+    """As `descendants` of all that live at this moment; of the others no more than the parent is read."""
+    parents: dict[int, int] = {}
+    for entry in filter(str.isdecimal, os.listdir(proc)):  # noqa: PTH208 -- hot path
+        with contextlib.suppress(*_GONE, IndexError):
+            stat = _contents(f"{proc}/{entry}/stat")
+            parents[int(entry)] = int(stat[stat.rfind(b")") + 1 :].split(maxsplit=2)[1])
+    children: dict[int, list[int]] = {}
+    for child, parent in parents.items():
+        children.setdefault(parent, []).append(child)
+    wanted: list[int] = [pid]
+    for each in wanted:  # grows while it is walked
+        wanted += [child for child in children.get(each, []) if child not in wanted]
+    booted_s = boot_time(proc)
+    read = (_read(each, proc, booted_s) for each in wanted[1:])
+    return descendants(pid, [process for process in read if process is not None])
+
+
 def descendants(pid: int, among: Iterable[Process] | None = None) -> list[Process]:
     """Children of ``pid``, their children and so on, parents first; not ``pid`` itself."""
+    if among is None:
+        return tree_below(pid)
     children: dict[int, list[Process]] = {}
-    for process in list_processes() if among is None else among:
+    for process in among:
         children.setdefault(process.ppid, []).append(process)
     found: list[Process] = []
     queue = [pid]
@@ -126,10 +153,11 @@ def descendants(pid: int, among: Iterable[Process] | None = None) -> list[Proces
     return found
 
 
-def listeners(port: int, proc: Path = PROC) -> list[Listener]:
+def listeners(port: int, proc: Path = PROC, among: Iterable[int] | None = None) -> list[Listener]:
     """Sockets that listen on a TCP port of this network namespace, with the processes that hold them.
 
-    Several processes may hold one socket (inherited) or one port each (SO_REUSEPORT); all are told.
+    Several processes may hold one socket (inherited) or one port each (SO_REUSEPORT); all are told. With ``among``
+    only these processes are looked at, which is far less work; a socket that none of them holds has no pid.
     """
     sockets: dict[str, str] = {}
     for table in ("tcp", "tcp6"):
@@ -138,11 +166,12 @@ def listeners(port: int, proc: Path = PROC) -> list[Listener]:
             sockets.update((inode, address) for inode, address, at in parse_listeners(text) if at == port)
     if not sockets:
         return []
-    holders = _socket_holders(set(sockets), proc)
+    pids = os.listdir(proc) if among is None else map(str, among)  # noqa: PTH208 -- hot path
+    holders = _socket_holders(set(sockets), proc, filter(str.isdecimal, pids))
     found = []
     for inode, address in sockets.items():
-        pids: list[int] | list[None] = sorted(holders.get(inode, set())) or [None]
-        found += [Listener(pid, address, port) for pid in pids]
+        holding: list[int] | list[None] = sorted(holders.get(inode, set())) or [None]
+        found += [Listener(pid, address, port) for pid in holding]
     return found
 
 
@@ -269,10 +298,10 @@ def decode_address(digits: str) -> str:
     return str(ipaddress.ip_address(b"".join(words)))
 
 
-def _socket_holders(inodes: set[str], proc: Path) -> dict[str, set[int]]:
+def _socket_holders(inodes: set[str], proc: Path, pids: Iterable[str]) -> dict[str, set[int]]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[str, set[int]] = {}
-    for pid in filter(str.isdecimal, os.listdir(proc)):  # noqa: PTH208 -- hot path
+    for pid in pids:
         folder = f"{proc}/{pid}/fd"
         # a process may vanish, or be another user's: then it cannot be told
         with contextlib.suppress(FileNotFoundError, PermissionError, ProcessLookupError, NotADirectoryError):

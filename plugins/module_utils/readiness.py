@@ -18,7 +18,7 @@ from .diagnose import Verdict, diagnose_unit
 from .errors import FirstlightError
 from .metrics import parse, start_time
 from .openai_api import Server
-from .processes import Process, alive, descendants, list_processes, listeners, read_process
+from .processes import Process, alive, listeners, read_process, tree_below
 from .startup_phases import (
     Phase,
     auxiliary_layers,
@@ -228,7 +228,7 @@ class Waiter:
                 self._died(watch, f"{process.cmdline[0]} (pid {process.pid}) ended")
 
     def _look_at_tree(self, main: Process, watch: Watch) -> None:
-        self._tree = [main, *descendants(main.pid, list_processes())]
+        self._tree = [main, *tree_below(main.pid)]
         for process in self._tree:
             if is_engine(process):
                 self._engines.setdefault(process.pid, process)
@@ -264,15 +264,17 @@ class Waiter:
 
     def _require_own_port(self, main: Process) -> None:
         """Refuse a port that others hold too: with SO_REUSEPORT two servers would share the requests."""
+        tree = [process.pid for process in self._tree]
+        if all(listener.pid for listener in listeners(self._expected.port, among=tree)):
+            return  # the usual case; a look at all processes of a big host would take too long for it
         seen = listeners(self._expected.port)
         # read after the sockets, so that a child forked in between cannot pass for a stranger
-        processes = list_processes()
-        own = {main.pid, *(p.pid for p in descendants(main.pid, processes))}
-        there = {None, *(p.pid for p in processes)}
-        foreign = [x for x in seen if x.pid not in own and x.pid in there]
+        own = {main.pid, *(process.pid for process in tree_below(main.pid))}
+        others = [(x, read_process(x.pid) if x.pid else None) for x in seen if x.pid not in own]
+        foreign = [(x, holder) for x, holder in others if holder or x.pid is None]
         if foreign:
-            holder = read_process(foreign[0].pid) if foreign[0].pid else None
-            who = f"pid {foreign[0].pid} ({holder.command})" if holder else "a process that cannot be seen"
+            listener, holder = foreign[0]
+            who = f"pid {listener.pid} ({holder.command})" if holder else "a process that cannot be seen"
             raise FirstlightError(
                 f"port {self._expected.port} is held by {who}, which is not the new server.",
                 where="vllm_server_port",

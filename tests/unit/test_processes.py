@@ -124,6 +124,7 @@ def test_both_holders_of_a_shared_port_are_found() -> None:
             assert other.stdout is not None
             other.stdout.readline()
             assert {each.pid for each in processes.listeners(port)} == {os.getpid(), other.pid}
+            assert {each.pid for each in processes.listeners(port, among=[os.getpid()])} == {os.getpid(), None}
             other.kill()
 
 
@@ -233,3 +234,18 @@ def test_a_made_up_proc_is_read_in_full(tmp_path: Path) -> None:
             42, 1, 40, 1000 + 300 / ticks, ("sglang::scheduler_TP0",), 1000, "/a.service", "sglang::schedul", "S", 300
         )
     ]
+
+
+def test_of_processes_outside_the_tree_no_more_than_the_parent_is_read(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("cpu 1\nbtime 1000\n")
+    for pid, parent in ((1, 0), (40, 1), (42, 40), (41, 42), (50, 1), (51, 50)):
+        folder = tmp_path / str(pid)
+        folder.mkdir()
+        (folder / "stat").write_text(f"{pid} (a (b) c) S {parent} 1 1 {' '.join(['0'] * 30)}\n")
+        if pid in {41, 42}:  # the others would be missed, could their files be wanted
+            (folder / "cmdline").write_bytes(b"a\0")
+            (folder / "status").write_text("Uid:\t0\t0\t0\t0\n")
+            (folder / "cgroup").write_text("0::/\n")
+    (tmp_path / "60").mkdir()  # it ended while it was read
+    assert [each.pid for each in processes.tree_below(40, tmp_path)] == [42, 41]
+    assert processes.tree_below(41, tmp_path) == []
