@@ -178,6 +178,17 @@ def test_a_given_certificate_is_served_and_a_wrong_one_changes_nothing(lab: Lab)
     assert fingerprint(lab) == self_made
 
 
+def test_all_addresses_of_both_families_can_be_served(lab: Lab) -> None:
+    assert passed(playbook("proxy", lab.inventory, vllm_server_api_key=KEY, proxy_address="::", proxy_port=8443)) == 1
+    try:
+        assert lab.see(("GET", "/health"), port=8443) == [200]
+        asked = "curl -sk -o /dev/null -w '%{http_code}' https://[::1]:8443/health"
+        assert lab.host.shell(asked) == "200"
+    finally:
+        passed(playbook("proxy", lab.inventory, vllm_server_api_key=KEY))
+    assert lab.see(("GET", "/health")) == [200]
+
+
 def test_a_port_that_another_program_holds_is_refused_with_its_name(lab: Lab) -> None:
     done = playbook("proxy", lab.inventory, vllm_server_api_key=KEY, proxy_port=22)
     assert done.returncode != 0

@@ -256,7 +256,15 @@ def test_each_upstream_is_named_with_a_path_so_that_nginxs_reading_goes_on() -> 
     assert "/metrics" not in site_text(), "not even a location without named addresses"
 
 
+def test_nginx_ends_an_idle_connection_before_vllm_does() -> None:
+    # uvicorn's limit is 5 s: the one that ends it second may just have sent a request
+    found = re.search(r"upstream firstlight_vllm \{[^}]*keepalive_timeout (\d+)s;", site_text())
+    assert found
+    assert int(found.group(1)) < 5
+
+
 def test_an_ipv6_address_is_put_in_brackets() -> None:
+    assert "listen [::]:443 ssl ipv6only=off;" in site_text(proxy_address="::"), "and all of them take IPv4 along"
     assert "listen [2001:db8::7]:8443 ssl;" in site_text(proxy_address="2001:db8::7", proxy_port=8443)
 
 
