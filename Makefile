@@ -62,7 +62,7 @@ demo: venv lab ## the whole job on a test host: from the old server to a real vL
 	firstlight demo
 
 bench: venv lab ## figures of speed, as ratios; fails when one is over its limit
-	for figures in tests/bench/bench_*.py; do echo "$$figures"; python "$$figures"; done
+	kept=0; for figures in tests/bench/bench_*.py; do echo "$$figures"; python "$$figures" || kept=1; done; exit $$kept
 
 locks: $(UV) ## resolve the hash locks of what is installed on hosts again
 	roles/vllm_install/files/locks/compile.sh $(CURDIR)/$(UV)
