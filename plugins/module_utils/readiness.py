@@ -8,6 +8,7 @@ asked for, and the process that answers must be the one that systemd started.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -325,6 +326,8 @@ class Waiter:
         self._systemd.sync_journal()
         entries, _ = self._systemd.journal_lines(watch.invocation_id, None, unit=self._expected.unit)
         lines = [entry.text for entry in entries]
+        with contextlib.suppress(FirstlightError):  # a kernel's log that cannot be read must not hide the rest
+            lines += self._systemd.oom_kills(self._expected.unit, entries[0].time_s) if entries else []
         verdict = diagnose_unit(
             result=state.result if state else "",
             exec_main_code=state.exec_main_code if state else "",

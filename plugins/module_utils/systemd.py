@@ -201,6 +201,22 @@ class Systemd:
         """Systemd's own messages about one start of a unit: deaths, out-of-memory kills, start limits."""
         return self._journal(_manager_matches(unit, invocation_id), after_cursor)
 
+    def oom_kills(self, unit: str, since_s: float) -> list[str]:
+        """What the kernel said since then of killing processes of a unit for their memory.
+
+        On a host with control groups of version 1 nobody else tells: systemd does not, and the unit ends like any.
+
+        Args:
+            unit: name with ``.service``; the kernel's line names it by the path of its control group.
+            since_s: seconds since the epoch.
+
+        Raises:
+            FirstlightError: ``journalctl`` failed.
+        """
+        argv = ["journalctl", "--output=cat", "--no-pager", "--quiet", f"--since=@{int(since_s)}", "_TRANSPORT=kernel"]
+        lines = self._require(argv, _QUERY_TIMEOUT_S).stdout.splitlines()
+        return [line for line in lines if line.startswith("oom-kill:") and f"/{unit}," in line]
+
     def sync_journal(self) -> None:
         """Have the journal write down all that it was handed so far, a dead unit's last lines too."""
         self._require(["journalctl", "--sync"], _QUERY_TIMEOUT_S)

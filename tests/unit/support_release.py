@@ -65,6 +65,7 @@ class FakeSystemd(Systemd):
     refuses_to_start: bool = False
     child: subprocess.Popen[bytes] | None = None
     started_at: float | None = None
+    oom: list[str] = field(default_factory=list)
     journal: list[JournalEntry] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
     starts: int = 0
@@ -116,6 +117,9 @@ class FakeSystemd(Systemd):
 
     def reset_failed(self, unit: str) -> None:
         self.calls.append("reset-failed")
+
+    def oom_kills(self, unit: str, since_s: float) -> list[str]:
+        return self.oom
 
     def sync_journal(self) -> None:
         pass

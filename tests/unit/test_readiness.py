@@ -258,6 +258,16 @@ def test_a_death_without_a_word_is_unknown_and_never_none(host: Host, port: int,
     assert "journalctl -u vllm.service" in error.fix
 
 
+def test_the_kernels_word_explains_a_worker_that_vanished(host: Host, port: int, launch: Launch) -> None:
+    host.run(launch(serve=False))
+    host.say("(EngineCore pid=7) ERROR 11-29 Exception: WorkerProc initialization failed due to an exception.")
+    host.oom = ["oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/system.slice/vllm.service,task=VLLM::Worker_TP,pid=9"]
+    host.overrides = {"active_state": "failed", "main_pid": 0, "exec_main_code": "exited", "exec_main_status": 1}
+    error = death(host, port)
+    assert error.kind == "killed-by-oom"
+    assert "MemoryMax" in error.fix
+
+
 def test_a_stranger_on_the_port_is_refused_even_when_both_may_bind_it(host: Host, port: int, launch: Launch) -> None:
     stranger = launch()
     host.run(launch())

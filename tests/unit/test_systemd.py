@@ -205,3 +205,19 @@ def test_output_is_kept_apart_and_the_last_line_is_the_complaint() -> None:
 def test_this_machines_journalctl_takes_the_options() -> None:
     entries, cursor = Systemd().journal_lines("0" * 32, unit="no-such.service")
     assert (entries, cursor) == ([], None)
+
+
+OOM = """\
+python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0
+oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/system.slice/vllm.service,\
+task_memcg=/system.slice/vllm.service,task=VLLM::Worker_TP,pid=27511,uid=999
+oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,\
+task_memcg=/system.slice/other-vllm.service,task=python,pid=1,uid=0
+"""
+
+
+def test_the_kernels_word_on_a_units_memory_is_told_by_its_control_group() -> None:
+    runner = FakeRunner({"journalctl": lambda argv: OOM})
+    [line] = Systemd(runner).oom_kills("vllm.service", 1700000000.9)
+    assert "pid=27511" in line
+    assert "--since=@1700000000" in runner.ran[-1]
