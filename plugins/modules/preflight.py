@@ -58,6 +58,7 @@ converged:
   description: Whether the host already is what is asked for.
   type: bool
   returned: always
+  sample: false
 reason:
   description: Why not; empty when it is.
   type: str
@@ -67,19 +68,24 @@ inputs:
   description: Digest of the variables and of firstlight itself.
   type: str
   returned: always
+  sample: 7d1f3b0c9a0f5c4e8a2b6d1e0f9c8b7a6d5e4f3c2b1a0f9e8d7c6b5a4f3e2d1c
 host:
   description: What was read.
   type: dict
   returned: always
+  sample: {os_id: debian, os_version: "12", glibc: [2, 36], machine: x86_64, cpus: 64, memory_mib: 515000}
 problems:
   description: Rules that do not hold (id, severity, where, message, fix).
   type: list
   elements: dict
   returned: always
+  sample:
+    - {id: driver-old, severity: warning, where: gpu 0, message: the driver is 575.51., fix: install driver 580.}
 firstlight_report:
   description: The report of the deployment in force.
   type: dict
   returned: when converged
+  sample: {verdict: right, release: 3f1c2ab9de04, ready_s: 91.4}
 """
 
 from pathlib import Path

@@ -51,6 +51,7 @@ freed_bytes:
   description: Bytes that they took.
   type: int
   returned: always
+  sample: 8123456789
 """
 
 import shutil

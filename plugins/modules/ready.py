@@ -85,6 +85,7 @@ ready:
   description: Whether the server is ready; false only between slices and in check mode.
   type: bool
   returned: always
+  sample: true
 ready_s:
   description: Seconds from the start of the main process to readiness, wall clock.
   type: float
@@ -94,10 +95,12 @@ ready_at:
   description: When it was found ready, in seconds since the epoch.
   type: float
   returned: when ready
+  sample: 1795993404.8
 started_at:
   description: When its main process started, in seconds since the epoch.
   type: float
   returned: when ready
+  sample: 1795993313.4
 phases:
   description: Parts of the start in order; their seconds sum to RV(ready_s).
   type: list
@@ -108,14 +111,19 @@ evidence:
   description: What the journal told about the taps, the compile cache and the KV cache (GiB).
   type: dict
   returned: when ready
+  sample: {log_taps: [2, 17, 32, 47, 62], compile_cache_reused: false, available_kv_gib: 93.0}
 watch:
   description: What the next slice needs.
   type: dict
   returned: when not ready
+  sample:
+    {invocation_id: 9c1f0e7a5b3d4c2e8f6a1b0d9e8c7f6a, state: loading, note: loading weights,
+     last_progress_s: 1795993350.2, bytes_read: 27101171712}
 failure:
   description: Id, cause and remedy of a failed start, and the last lines of its journal.
   type: dict
   returned: on failure
+  sample: {id: killed-by-oom, cause: The kernel ended it for want of memory., remedy: raise MemoryMax.}
 """
 
 from dataclasses import asdict

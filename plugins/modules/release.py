@@ -142,11 +142,14 @@ files:
   type: list
   elements: str
   returned: state is staged
+  sample: [/etc/firstlight/vllm/releases/3f1c2ab9de04/serve.yaml]
 problems:
   description: Warnings about target, drafter and memory.
   type: list
   elements: dict
   returned: state is staged
+  sample:
+    - {id: driver-old, severity: warning, where: gpu 0, message: the driver is 575.51., fix: install driver 580.}
 memory:
   description: Predicted memory of one GPU in GiB; none on a CPU.
   type: dict
@@ -156,23 +159,28 @@ cache_root:
   description: Folder of the compile caches of this combination.
   type: str
   returned: state is staged
+  sample: /var/cache/vllm/0.20.1-1c2d3e4f5a6b7c8d
 invocation_id:
   description: systemd's id of the start that is running.
   type: str
   returned: state is started
+  sample: 9c1f0e7a5b3d4c2e8f6a1b0d9e8c7f6a
 started_at:
   description: When the main process was started, in seconds since the epoch.
   type: float
   returned: state is started
+  sample: 1795993313.4
 removed:
   description: Releases (with V(committed)) or files (with V(removed)) that were removed.
   type: list
   elements: str
   returned: state is committed or removed
+  sample: [/etc/firstlight/vllm/releases/0a1b2c3d4e5f]
 firstlight_report:
   description: The deployment's report.
   type: dict
   returned: state is committed
+  sample: {verdict: right, release: 3f1c2ab9de04, downtime_s: 98.2}
 """
 
 import json

@@ -110,11 +110,13 @@ answering:
   description: Whether the old server answered at the end.
   type: bool
   returned: always
+  sample: true
 models:
   description: The models that it named.
   type: list
   elements: str
   returned: always
+  sample: [Qwen3.6-27B]
 seconds:
   description: Seconds from stopping the new server until the old one answered.
   type: float

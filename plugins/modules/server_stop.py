@@ -178,6 +178,7 @@ killed:
   type: list
   elements: int
   returned: state is stopped
+  sample: [4711]
 guard:
   description: The timer that brings the old server back, and its seconds; empty when there is nothing to bring back.
   type: dict

@@ -156,6 +156,7 @@ answer:
   description: The model's first answer, word for word.
   type: str
   returned: when requests were sent
+  sample: "```python\ndef is_prime(n): ...\n```"
 verdict:
   description:
     - What became of it. V(right), V(wrong), V(contained) (it tried what it must not, and nothing came of it) or
@@ -186,10 +187,12 @@ acceptance_alone:
   description: The same over the requests that were sent one by one.
   type: dict
   returned: when requests were sent
+  sample: {drafts: 12, drafted: 180, accepted: 120, rate: 0.6667, length: 11.0, per_position: [12, 12, 10, 7]}
 acceptance_under_load:
   description: The same over the bursts; none without any.
   type: dict
   returned: when requests were sent
+  sample: {drafts: 8, drafted: 120, accepted: 80, rate: 0.6667, length: 11.0, per_position: [8, 8, 6, 5]}
 load:
   description: For each burst how many requests were sent, answered, and answered right, and its seconds.
   type: list
@@ -200,14 +203,17 @@ isolation:
   description: The walls that were in force around the code (walls, uid, namespaces, root, seccomp, limits).
   type: dict
   returned: when code was run
+  sample: {uid: 65534, walls: [limits, no-files, no-network, unprivileged]}
 seconds:
   description: Wall clock of the test in seconds.
   type: float
   returned: when requests were sent
+  sample: 38.6
 report:
   description: All of it with its warnings, RV(verified_at), the server's address and model. Empty in check mode.
   type: dict
   returned: always
+  sample: {verdict: right, model: Qwen3.6-27B, warnings: []}
 verified_at:
   description: When the test passed, ISO 8601.
   type: str

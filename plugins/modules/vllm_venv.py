@@ -96,6 +96,8 @@ failure:
   description: What is wrong, where, why, and how to mend it.
   type: dict
   returned: failure
+  sample:
+    {kind: disk-full, what: only 3 GiB are free., where: /opt/firstlight, why: 12 GiB are needed., fix: free 9 GiB.}
 """
 
 from dataclasses import asdict

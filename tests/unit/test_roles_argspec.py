@@ -194,6 +194,8 @@ def test_a_modules_examples_and_return_values_are_whole(name: str) -> None:
         assert value.get("description"), key
         assert value.get("returned"), key
         assert value.get("type"), key
+        kinds = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list, "dict": dict}
+        assert "contains" in value or isinstance(value.get("sample"), kinds[value["type"]]), key
 
 
 @pytest.mark.parametrize("name", MODULES)
