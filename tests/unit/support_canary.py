@@ -125,6 +125,8 @@ def played(folder: Path, *options: str) -> dict[str, str]:
         "model_path": str(ROOT / "tests" / "data" / "tiny" / "tiny-qwen3"),
         "model_result": {"path": str(ROOT / "tests" / "data" / "tiny" / "tiny-qwen3")},
         "vllm_server_model": str(ROOT / "tests" / "data" / "tiny" / "tiny-qwen3"),
+        # a checkout may lie where the unit sees nothing
+        "vllm_server_readable_paths": [str(ROOT)],
         "vllm_server_config_dir": str(folder / "etc"),
         "vllm_server_unit": "firstlight-canary",
         "vllm_install_platform": "cpu",
