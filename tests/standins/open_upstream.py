@@ -23,7 +23,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/chat/completions" and self.command == "POST":
             self.stream()
             return
-        text = json.dumps({"reached": self.path, "method": self.command, "bytes": len(body)}).encode()
+        seen = {"reached": self.path, "method": self.command, "bytes": len(body), "headers": dict(self.headers)}
+        text = json.dumps(seen).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))

@@ -51,6 +51,7 @@ _MILESTONES = {
 _LOG = Path(__file__).with_name("vllm_standin.log")
 _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 _LAST_S = 2.0  # from the death of the engine to the end of the API server; vLLM takes up to 5
+_FALL_S = 0.5  # from the last words of an engine or API server whose start failed to its end
 _POLL_S = 0.02
 _GIB = 1 << 30
 _DRAFTS, _K, _ACCEPTED = 5, 15, 10  # drafts a request, tokens a draft, accepted tokens a draft
@@ -173,6 +174,7 @@ class Engine:
             ]
         for text in told:
             say(f"(EngineCore pid={me}) ERROR {stamp()} {text}")
+        time.sleep(_FALL_S)
         os._exit(1)
 
     def _run_worker(self, rank: int, engine: int) -> None:
@@ -319,6 +321,7 @@ class Standin:
         say(f'{head}   File "{__file__}", line 1, in run')
         say(f"{head} RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): "
             f"{{'EngineCore': {status}}}")  # fmt: skip
+        time.sleep(_FALL_S)
         return False
 
     def _engine_died(self) -> None:
