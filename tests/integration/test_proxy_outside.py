@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -90,6 +91,14 @@ def test_other_methods_do_no_more(lab: Lab) -> None:
 
 def test_a_query_may_hold_what_a_path_may_not(lab: Lab) -> None:
     assert lab.see(("GET", "/v1/models?next=/../metrics%20")) == [200]
+
+
+def test_the_clients_key_reaches_vllm_and_its_address_cannot_be_made_up(lab: Lab) -> None:
+    asked = f"curl -sk -H 'Authorization: Bearer {KEY}' -H 'X-Forwarded-For: 192.0.2.99'"
+    headers = json.loads(lab.outsider.shell(f"{asked} https://{lab.host.address}/v1/models"))["headers"]
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    assert headers["X-Forwarded-For"] == lab.outsider.address
+    assert KEY not in lab.host.shell("cat /var/log/nginx/*.log")
 
 
 def test_events_arrive_one_by_one(lab: Lab) -> None:

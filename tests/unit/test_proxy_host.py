@@ -15,10 +15,13 @@ import pytest
 import yaml
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_command import CommandResult
+from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import check_values
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs_proxy import check_openness, upstream_parts
 from ansible_collections.firstlight.vllm.plugins.module_utils.processes import Listener
 from ansible_collections.firstlight.vllm.plugins.module_utils.proxy_host import ProxyHost, Site
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd, UnitState
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support_release import unit_state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,6 +219,41 @@ def test_it_can_be_taken_away_and_nginx_stays(host: FakeHost) -> None:
     assert host.proxy.remove(check=False) == []
     assert host.done[-1] == "systemctl reload"
     assert host.running
+
+
+# --- what is written ---------------------------------------------------------------------------------------------
+
+SHAPED = {
+    "proxy_address": "192.0.2.7", "proxy_server_name": "llm", "proxy_max_body": "1m", "proxy_upstream": "127.0.0.1:1",
+    "proxy_certificate": "/c", "proxy_certificate_key": "/k", "proxy_api_allow": ["192.0.2.1"],
+    "proxy_metrics_allow": ["192.0.2.1"],
+}  # fmt: skip
+PIECES = st.lists(
+    st.sampled_from(["a", "1", ".", ":", "/", "::", "%", ";", " ", "{", "}", '"', "'", "\n", "#", "$x", "\\",
+                     "include /x", "127.0.0.1", "fe80::1", "/24", "_", "-", "[", "]", "m", "\0", "é"]),
+    max_size=5,
+).map("".join)  # fmt: skip
+
+
+def shape(text: str) -> list[tuple[str, int]]:
+    """The directives in order, each with its number of words."""
+    return [(words[0], len(words)) for line in text.splitlines() if (words := line.split()) and words[0][0] != "#"]
+
+
+@pytest.mark.parametrize("name", sorted(SHAPED))
+@given(piece=st.one_of(PIECES, st.text(max_size=12)))
+@settings(max_examples=150, deadline=None)
+def test_no_value_that_is_accepted_changes_what_nginx_is_told_to_do(name: str, piece: str) -> None:
+    value = [piece] if isinstance(SHAPED[name], list) else piece
+    try:
+        check_values({**SHAPED, name: value})
+    except FirstlightError:
+        return
+    # beside the address of all, which takes a word of its own
+    expected = {**SHAPED, name: "::" if value == "::" else SHAPED[name]}
+    text = site_text(**{**SHAPED, name: value})
+    assert shape(text) == shape(site_text(**expected))
+    assert [text.count(mark) for mark in ";{}\"'"] == [site_text(**expected).count(mark) for mark in ";{}\"'"]
 
 
 # --- what goes on ------------------------------------------------------------------------------------------------
