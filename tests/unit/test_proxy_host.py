@@ -20,7 +20,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.inputs_proxy impor
 from ansible_collections.firstlight.vllm.plugins.module_utils.processes import Listener
 from ansible_collections.firstlight.vllm.plugins.module_utils.proxy_host import ProxyHost, Site
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd, UnitState
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support_release import unit_state
 
@@ -242,7 +242,13 @@ def shape(text: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("name", sorted(SHAPED))
 @given(piece=st.one_of(PIECES, st.text(max_size=12)))
-@settings(max_examples=150, deadline=None)
+@example(piece="fe80::1%;x")
+@example(piece="fe80::1%}")
+@example(piece="1m;x")
+@example(piece="a;b")
+@example(piece="/a;b")
+@example(piece="127.0.0.1:1;x")
+@settings(max_examples=100, deadline=None)
 def test_no_value_that_is_accepted_changes_what_nginx_is_told_to_do(name: str, piece: str) -> None:
     value = [piece] if isinstance(SHAPED[name], list) else piece
     try:
