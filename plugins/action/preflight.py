@@ -115,7 +115,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
             return result
         secret = {name for name, option in options.items() if option.get("no_log")}
         plain = {name: value for name, value in values.items() if name not in secret}
-        inputs = digest([plain, controller_files(values), self._code()], length=64)
+        # how closely to look is no part of what is to be there
+        asked = {name: value for name, value in plain.items() if not name.startswith("preflight_")}
+        inputs = digest([asked, controller_files(values), self._code()], length=64)
         result.update(
             self._execute_module(
                 module_args={

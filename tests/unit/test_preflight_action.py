@@ -89,11 +89,12 @@ def test_the_digest_of_the_inputs_moves_with_plain_variables_and_code_alone(
     act()
     act()
     act(vllm_server_api_key="0123456789abcdef")  # a secret is compared on the host, not by this digest
+    act(preflight_shortcut=False)  # how closely to look is no part of what is to be there
     act(vllm_server_port=31000)
     monkeypatch.setattr(preflight, "tree_digest", lambda root: "another firstlight")
     act()
-    first, again, secret, port, code = (arguments["inputs"] for arguments in sent)
-    assert first == again == secret
+    first, again, secret, closer, port, code = (arguments["inputs"] for arguments in sent)
+    assert first == again == secret == closer
     assert len({first, port, code}) == 3
 
 
