@@ -23,6 +23,10 @@ def test_scenario_passes(scenario: str, tmp_path: Path) -> None:
     environment.update(NO_COLOR="1", ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".collections"), ANSIBLE_FORCE_COLOR="0")
     # destroy=never: after a failure the hosts are still there to be asked what happened
     argv = ["molecule", "test", "--scenario-name", scenario, "--destroy", "never"]
+    # what an earlier run left behind would have molecule take the hosts for made
+    subprocess.run(["molecule", "reset", "--scenario-name", scenario], cwd=ROOT, env=environment, check=True)
+    for host in hosts_of(scenario):
+        subprocess.run([LAB, "down", host], check=True, capture_output=True)
     with log.open("wb") as output:
         try:
             done = subprocess.run(

@@ -199,6 +199,8 @@ def test_setting_the_event_cancels_the_run() -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_is_raised_after_ansible_has_ended() -> None:
+    # a program that a shell put into the background is started deaf to interrupts
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         deploy.run(
@@ -207,6 +209,7 @@ def test_an_interrupt_is_raised_after_ansible_has_ended() -> None:
             on_event=started(lambda: os.kill(os.getpid(), signal.SIGINT)),
         )
     assert signal.getsignal(signal.SIGINT) is handler
+    signal.signal(signal.SIGINT, before)
     assert running("playbooks/slow.yml") == []
 
 
