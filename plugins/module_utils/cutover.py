@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import FirstlightError
-from .release import write_atomically
+from .files import write_atomically
 
 Kind = Literal["unit", "process", "container", "release", "none"]
 Phase = Literal["recorded", "stopped", "started", "committed", "restored"]

@@ -18,8 +18,9 @@ from typing import Any
 
 from .cutover import UNFINISHED, CutoverStore
 from .errors import FirstlightError
+from .files import write_atomically
 from .host_view import Host
-from .release import Layout, write_atomically
+from .release import Layout
 from .server_kinds import Wanted
 from .server_restore import RestoreOptions, restore
 from .systemd import Systemd

@@ -11,11 +11,12 @@ from typing import Any
 from . import drafter_vllm_rules as rules
 from .drafter_derive import Request, derive
 from .drafter_existing import describes_drafter
-from .drafter_place import Placement, make_folder, place, plan_placement, write_atomically
+from .drafter_place import Placement, make_folder, place, plan_placement
 from .drafter_report import DrafterReport, Problem, digest, report_of, sorted_problems
 from .drafter_target import Target, read_target
 from .drafter_weights import Weights, read_json, read_weights
 from .errors import FirstlightError
+from .files import write_atomically
 
 CONFIG_NAME = "config.json"
 PUBLISHED_NAME = "config.json.published"  # what stood there before firstlight changed it
@@ -171,11 +172,11 @@ def _write_config(plan: Plan) -> None:
     if plan.before is not None and not _is_own(plan.before, known):
         published = Path(plan.dest, PUBLISHED_NAME)
         if not published.exists():
-            write_atomically(str(published), plan.before)
+            write_atomically(published, plan.before)
     # written before the file it vouches for, so that a crash between the two never makes ours look like another's
     digests = [plan.report.config_digest, *known][:2]
-    write_atomically(str(marker), json.dumps({"config_digests": digests}) + "\n")
-    write_atomically(str(path), plan.after)
+    write_atomically(marker, json.dumps({"config_digests": digests}) + "\n")
+    write_atomically(path, plan.after)
 
 
 def failure(report: DrafterReport) -> FirstlightError:

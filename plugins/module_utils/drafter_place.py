@@ -204,18 +204,3 @@ def _copy(source: str, new: str) -> None:
 
 
 _MAKERS: dict[How, Callable[[str, str], None]] = {"hardlink": _hardlink, "symlink": _symlink, "copy": _copy}
-
-
-def write_atomically(path: str, text: str, mode: int = 0o644) -> None:
-    """Write a small file so that at any moment either the old or the new one is there, complete."""
-    descriptor, new = tempfile.mkstemp(prefix=f".{Path(path).name}-", dir=Path(path).parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
-        os.replace(new, path)  # noqa: PTH105
-    except BaseException:
-        Path(new).unlink(missing_ok=True)
-        raise

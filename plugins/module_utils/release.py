@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from stat import S_ISREG
 from typing import Any
 
 from .errors import FirstlightError
+from .files import write_atomically
 
 PLACEHOLDER = "@RELEASE@"
 CONFIG, ENVIRONMENT, UNIT, META = "serve.yaml", "env", "unit.service", "release.json"
@@ -152,27 +151,6 @@ def load(layout: Layout, release_id: str) -> Release:
             kind="release-missing",
         ) from error
     return Release(release_id, files, meta)
-
-
-def write_atomically(path: Path, text: str, mode: int) -> None:
-    """Write a file so that a reader or a power loss meets the old text or the new, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-            os.fchmod(handle.fileno(), mode)
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def read_text(path: Path) -> str | None:

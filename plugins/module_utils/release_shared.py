@@ -14,7 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .release import Layout, read_text, write_atomically
+from .files import write_atomically
+from .release import Layout, read_text
 
 
 def _files(layout: Layout) -> dict[str, tuple[Path, int]]:

@@ -18,9 +18,10 @@ from typing import Any
 
 from .cutover import CutoverStore, OldServer, ProcessRecipe, Record
 from .errors import FirstlightError
+from .files import write_atomically
 from .host_view import Host, look_at_processes
 from .process_recipe import environment_file
-from .release import UNIT, Layout, load, load_state, put, write_atomically
+from .release import UNIT, Layout, load, load_state, put
 from .release_service import running_release, unstage, withdraw
 from .server_end import Limits, end, wait_free
 from .server_kinds import Found, Wanted

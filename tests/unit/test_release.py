@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.firstlight.vllm.plugins.module_utils import release as release_module
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.files import write_atomically
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import (
     CONFIG,
     ENVIRONMENT,
@@ -27,7 +27,6 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.release import (
     put,
     release_ids,
     save_state,
-    write_atomically,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -173,7 +172,7 @@ def test_a_write_that_fails_leaves_the_old_text_and_no_litter(tmp_path: Path, mo
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(release_module.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, "new", 0o644)
     assert path.read_text() == "old"
@@ -190,7 +189,7 @@ def test_a_secret_is_never_readable_by_others_while_it_is_written(
         modes.append(os.fstat(descriptor).st_mode)
         real(descriptor)
 
-    monkeypatch.setattr(release_module.os, "fsync", spy)
+    monkeypatch.setattr(os, "fsync", spy)
     write_atomically(tmp_path / "secrets.env", "KEY=x", 0o600)
     assert modes[0] & 0o077 == 0
 
