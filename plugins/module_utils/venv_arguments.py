@@ -12,9 +12,10 @@ ARGUMENTS = {
     "root": {"type": "path", "default": "/opt/firstlight"},
     "version": {"type": "str", "required": True},
     "platform": {"type": "str", "choices": ["cuda", "cpu"], "default": "cuda"},
-    "lock": {"type": "str", "required": True},
+    # no secrets, but Ansible writes every argument into the host's log, and these are hundreds of kilobytes
+    "lock": {"type": "str", "required": True, "no_log": True},
     "lock_name": {"type": "str", "default": "lock"},
-    "uv_lock": {"type": "str", "required": True},
+    "uv_lock": {"type": "str", "required": True, "no_log": True},
     "uv": {"type": "str", "default": ""},
     "python": {"type": "path", "default": "/usr/bin/python3"},
     "index_url": {"type": "str", "default": ""},
