@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import HOME, OUT, REPO, START, journal, prepare, refresh_repo, say
-from scenarios import ALL_UNITS, scenario
+from machine import HOME, OUT, REPO, START, inside, journal, prepare, refresh_repo, run, say
+from scenarios import scenario
 
 
 def start(names: list[str]) -> None:
@@ -67,9 +67,9 @@ def wait(limit_s: float, names: list[str]) -> None:
 
 def collect() -> None:
     """Journals, records and plays into $OUT, in few files."""
-    for unit in ALL_UNITS:
-        with contextlib.suppress(OSError):
-            journal(unit)
+    listed = run(inside(["systemctl", "list-unit-files", "fl-*.service", "--no-legend"])).stdout
+    for line in listed.splitlines():
+        journal(line.split()[0].removesuffix(".service"))
     out = os.environ.get("OUT")
     if out:
         subprocess.run(

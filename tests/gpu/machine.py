@@ -39,8 +39,11 @@ if __name__ == "__main__":
 
 
 def run(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command with its output as text."""
-    return subprocess.run(argv, text=True, capture_output=True, check=False, **options)
+    """A command with its output as text; status 127 where there is no such program."""
+    try:
+        return subprocess.run(argv, text=True, capture_output=True, check=False, **options)
+    except FileNotFoundError as error:
+        return subprocess.CompletedProcess(argv, 127, "", str(error))
 
 
 def inside(argv: list[str]) -> list[str]:
@@ -219,6 +222,17 @@ def show(unit: str) -> dict[str, str]:
     wanted = "ActiveState,SubState,Result,NRestarts,MainPID,ExecMainStatus,ExecMainCode,InvocationID,User,UnitFileState"
     said = run(inside(["systemctl", "show", unit, "-p", wanted])).stdout
     return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+
+
+def processes(unit: str) -> dict[str, str]:
+    """A unit's processes: id to command line, in order of id."""
+    script = (
+        f'for f in $(grep -l "/{unit}.service" /proc/[0-9]*/cgroup); do p=${{f%/cgroup}};'
+        ' echo "${p#/proc/} $(tr "\\0" " " <$p/cmdline)"; done'
+    )
+    lines = run(inside(["bash", "-c", script])).stdout.splitlines()
+    found = dict(line.split(" ", 1) for line in lines if " " in line)
+    return dict(sorted(found.items(), key=lambda item: int(item[0])))
 
 
 def journal(unit: str) -> Path:

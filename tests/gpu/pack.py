@@ -27,9 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "roles/vllm_install/files/locks/cuda-0.20.1.txt"
 # vLLM imports these on demand only, for other GPUs, quantised models or other backends than the ones proven here
 ON_DEMAND = {
-    "flashinfer-python", "flashinfer-cubin", "tilelang", "z3-solver", "nvidia-cutlass-dsl", "cuda-python",
-    "nvidia-cutlass-dsl-libs-base", "quack-kernels", "cuda-tile", "cuda-toolkit", "nvidia-cudnn-frontend",
+    "flashinfer-python", "flashinfer-cubin", "tilelang", "z3-solver", "cuda-python", "cuda-tile", "cuda-toolkit",
+    "nvidia-cudnn-frontend",
 }  # fmt: skip
+# of NVIDIA's packages, the machine's PyTorch brings all but what flash-attn 4 is written in
+CUTLASS = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base")
 SOURCE_ONLY = "flash-attn"
 # Hopper uses FA3; the headers of deep_gemm, tokenizers of other vendors and translations serve no start
 LEFT_OUT = (
@@ -52,22 +54,27 @@ def pins(lock: str) -> Iterator[tuple[str, str]]:
             yield match.group(), block
 
 
-def packages(into: Path, uv: str, lock: str) -> None:
+def packages(into: Path, uv: str, lock: str, *options: str) -> None:
     """Install requirements into a folder, for the machine's Python and none of ours."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
         listed.write(lock)
         listed.flush()
         target = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_35", "--only-binary", ":all:"]
         subprocess.run(
-            [uv, "pip", "install", "--target", into, *target, "--link-mode", "copy", "-r", listed.name], check=True
+            [uv, "pip", "install", "--target", into, *target, *options, "--link-mode", "copy", "-r", listed.name],
+            check=True,
         )
 
 
 def site(into: Path, uv: str, provided: set[str]) -> None:
     """vLLM and what the machine lacks of its lock, with the code for one GPU only."""
     left = provided | ON_DEMAND | {SOURCE_ONLY}
-    chosen = [text for name, text in pins(LOCK.read_text()) if name not in left and not name.startswith("nvidia-")]
-    packages(into, uv, "\n".join(chosen) + "\n")
+    chosen = [
+        text
+        for name, text in pins(LOCK.read_text())
+        if name not in left and (name in CUTLASS or not name.startswith("nvidia-"))
+    ]
+    packages(into, uv, "\n".join(chosen) + "\n", "--no-deps")  # the lock is whole; what is left out stays out
     for name in LEFT_OUT:
         path = into / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

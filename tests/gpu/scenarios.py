@@ -4,171 +4,95 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from machine import HOME, KEPT, MODELS, OUT, REPO, START, get, gpu_memory, inside, journal, messages, run, show
-
-PLENTY = 10**6  # MiB; several servers share the GPUs on purpose
-ALL_UNITS = ("fl-right", "fl-taps", "fl-small", "fl-held", "fl-full", "fl-plain")
-FULL = str(MODELS / "full")
-# whoever wants 125 GiB of a card leaves this share to small servers beside it
-SMALL_SHARE = 0.05
-
-
-def variables(unit: str, port: int, **more: Any) -> dict[str, Any]:
-    """Variables that every deployment here has."""
-    environment = {name: os.environ[name] for name in KEPT if os.environ.get(name)}
-    return {
-        "ansible_become": False, "ansible_connection": "local", "ansible_python_interpreter": sys.executable,
-        "vllm_install_python": (HOME / "python.txt").read_text(), "preflight_min_disk_gib": {},
-        "vllm_server_unit": unit, "vllm_server_port": port, "vllm_server_environment": environment,
-        "vllm_server_reasoning_parser": "", "vllm_server_tool_call_parser": "", **more,
-    }  # fmt: skip
+import flash
+from deployments import (
+    GPUS,
+    TENSOR_PARALLEL,
+    Record,
+    await_health,
+    await_record,
+    full,
+    judged,
+    load,
+    play,
+    state_of,
+    tiny,
+)
+from machine import HOME, MODELS, OUT, REPO, get, gpu_memory, inside, journal, messages, processes, run, show
 
 
-def tiny(unit: str, port: int, taps: list[int] | None = None, **more: Any) -> dict[str, Any]:
-    """Variables of a tiny deployment."""
-    told: dict[str, Any] = {
-        "mask_token_id": 5, "block_size": 16, "rope_theta": 1000000.0, "max_position_embeddings": 2048,
-        "layer_types": ["full_attention", "full_attention"],
-    }  # fmt: skip
-    if taps:
-        told["target_layer_ids"] = taps
-    flags = {"disable-custom-all-reduce": True, "kv-cache-memory-bytes": 512 << 20}
-    return variables(
-        unit, port, model_path=str(MODELS / "tiny"), drafter_name=unit,
-        drafter_path=str(MODELS / "tiny-drafter/drafter-step-300.safetensors"), drafter_set=told,
-        vllm_server_served_model_name="tiny", vllm_server_max_model_len=2048,
-        vllm_server_max_num_batched_tokens=8192, vllm_server_extra_args=flags,
-        smoke_prompts=["is_prime"], smoke_max_tokens=256, sglang_stop_tolerated_gpu_mib=PLENTY,
-        vllm_server_gpu_memory_utilization=SMALL_SHARE, **more,
-    )  # fmt: skip
+def taps(record: Record) -> None:
+    """The gate, the way back, a killed worker, and the pair of flash-attn, with one small server.
+
+    (b) taps one layer off fail; (c) corrected over the bad start they pass, as deployed (a); the wrong ones once more
+    fail, and the server before them is back; (f) a worker is killed; (g) the server starts with the pair installed.
+    """
+    unit, port = "fl-taps", 30002
+    if "full" in os.environ.get("AFTER", ""):
+        await_record("full", "stopped", 1500)  # its figures are those of a server alone
+    for name, layers in (("wrong", [0, 4]), ("right", None), ("wrong_again", [0, 4])):
+        record[name] = play(f"taps-{name}", "site.yml", tiny(unit, port, layers))
+        record[f"{name}_left"] = left(unit, port)
+        journal(unit)
+    record["caches"] = sorted(str(path) for path in Path(f"/var/cache/{unit}").glob("*"))
+    kill_worker(record, unit, port)
+    record["ready_again_s"] = await_health(unit, port, 400)
+    record["asked_again"] = smoke(unit, port, "killed")
+    stop(record, unit)
+    record["pair"] = flash.install() if await_record("flash", "build", float(os.environ.get("FLASH_S", "600"))) else {}
+    if record.content["pair"]:
+        started = time.time()
+        run(inside(["systemctl", "start", unit]))
+        record["pair_ready_s"] = await_health(unit, port, 400)
+        record["pair_mapped"] = flash.mapped(unit)
+        record["pair_asked"] = smoke(unit, port, "pair")
+        record["pair_s"] = round(time.time() - started, 1)
+    record["unit"] = show(unit)
+    stop(record, unit)
 
 
-def full(unit: str, port: int, *, drafting: bool, flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Variables of a full-size deployment with weights made up by vLLM."""
-    return variables(
-        unit, port, model_path=FULL, drafter_enabled=drafting, drafter_name=unit,
-        drafter_path=FULL + "-drafter/drafter.safetensors", drafter_set={"family": "Qwen3.6-27B-DFlash"},
-        vllm_server_served_model_name="full",
-        vllm_server_extra_args={"load-format": "dummy", "disable-custom-all-reduce": True, **(flags or {})},
-        # acceptance drawn at the published length, since made-up weights agree on nothing
-        __vllm_server_speculative={
-            "method": "dflash", "model": "{{ drafter_result.path }}", "num_speculative_tokens": 15,
-            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 5.9,
-        },
-        sglang_stop_tolerated_gpu_mib=PLENTY,
-    )  # fmt: skip
+def left(unit: str, port: int) -> dict[str, Any]:
+    """What a play left behind: the unit, its record, whether it answers, and its counters in a file."""
+    answers = get(port, "/health") is not None
+    if answers:
+        (OUT / f"{unit}.metrics").write_text(get(port, "/metrics") or "")
+    return {"unit": show(unit), "state": state_of(unit), "answers": answers, "memory": gpu_memory()}
 
 
-def play(name: str, playbook: str, values: Mapping[str, Any], timeout_s: float = 900) -> dict[str, Any]:
-    """Run a play; returns how it ended, how long it took and the end of what it said."""
-    (OUT / "plays").mkdir(exist_ok=True)
-    given = OUT / "plays" / f"{name}.vars.json"
-    given.write_text(json.dumps(values, indent=1))
-    environment = {
-        **os.environ, "PYTHONPATH": str(HOME / "ctl"), "ANSIBLE_HOME": str(HOME / "ansible" / name),
-        "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "0",
-    }  # fmt: skip
-    argv = [sys.executable, "-m", "ansible", "playbook", "-v", "-i", "gpu,", "-e", f"@{given}", playbook]
-    since = time.time()
-    log = OUT / "plays" / f"{name}.log"
-    with log.open("w") as handle:
-        wrapped = inside(["bash", "-c", f'cd {REPO} && exec "$@"', "play", *argv])
-        done = subprocess.run(
-            wrapped, stdout=handle, stderr=subprocess.STDOUT, env=environment, check=False, timeout=timeout_s
-        )
-    return {"status": done.returncode, "seconds": round(time.time() - since, 1), "said": log.read_text()[-2500:]}
+def smoke(unit: str, port: int, name: str) -> dict[str, Any]:
+    """The role `smoke` on a running server."""
+    told = state_of(unit)
+    values = tiny(unit, port) | {"proof_drafter": told.get("drafter", {}).get("path", "")}
+    return play(f"smoke-{name}", "tests/gpu/smoke.yml", values)
 
 
-def state_of(unit: str) -> dict[str, Any]:
-    """The committed record of a deployment."""
-    path = Path(f"/var/lib/firstlight/{unit}/state.json")
-    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return content
-
-
-def judged(lines: list[str]) -> dict[str, Any]:
-    """The project's own verdict on a log."""
-    sys.path.insert(0, str(REPO / ".collections"))
-    from ansible_collections.firstlight.vllm.plugins.module_utils.diagnose import diagnose  # noqa: PLC0415
-
-    return diagnose(lines).as_dict()
-
-
-def await_health(unit: str, port: int, limit_s: float) -> float | None:
-    """Seconds until the server answers; None when the unit fails or the time is over."""
-    since = time.time()
-    while time.time() - since < limit_s:
-        if get(port, "/health", 2) is not None:
-            return round(time.time() - since, 1)
-        if show(unit).get("ActiveState") in ("failed", "inactive"):
-            return None
-        time.sleep(0.5)
-    return None
-
-
-class Record:
-    """A scenario's record, written after each entry, so that a scenario cut off is told as far as it came."""
-
-    def __init__(self, name: str) -> None:
-        self.path = OUT / f"{name}.json"
-        self.content: dict[str, Any] = {"name": name, "since": time.time()}
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.content[key] = value
-        self.content["last_s"] = round(time.time() - START, 1)
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(self.content, indent=1, default=str))
-        part.replace(self.path)
-
-
-def load(record: Record, key: str, port: int, *arguments: str, limit_s: float = 400) -> dict[str, Any]:
-    """Run the load generator against a server."""
-    argv = [sys.executable, str(REPO / "tests/gpu/load.py"), f"127.0.0.1:{port}", "full", *arguments]
-    done = run(argv, timeout=limit_s)
-    try:
-        result = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        result = {"error": done.stdout[-500:] + done.stderr[-1500:]}
-    record[key] = result
-    return result
-
-
-def right(record: Record) -> None:
-    """(a) as deployed: the gate passes; (f) a worker is killed; after a stop the memory is free."""
-    unit, port = "fl-right", 30001
-    record["deploy"] = play("right", "site.yml", tiny(unit, port))
-    record["unit"], record["state"], record["memory"] = show(unit), state_of(unit), gpu_memory()
-    (OUT / f"{unit}.metrics").write_text(get(port, "/metrics") or "")
-    if get(port, "/health") is not None:
-        kill_worker(record, unit, port)
-        record["ready_again_s"] = await_health(unit, port, 400)
-    since = time.time()
+def stop(record: Record, unit: str) -> None:
+    """Stop a unit; the seconds until systemd says so, and the memory in use then (MiB, GPU by GPU)."""
+    since, before = time.time(), gpu_memory()
     run(inside(["systemctl", "stop", unit]))
-    record["stopped"] = {"seconds": round(time.time() - since, 1), "unit": show(unit), "memory": gpu_memory()}
+    record["stopped"] = {
+        "seconds": round(time.time() - since, 1), "memory_before": before, "memory": gpu_memory(), "unit": show(unit),
+    }  # fmt: skip
+    journal(unit)
 
 
 def kill_worker(record: Record, unit: str, port: int) -> None:
-    """(f) kill one worker; what becomes of the unit, and what the project makes of it."""
+    """(f) kill the last worker; what becomes of the unit, and what the project makes of it."""
     invocation = show(unit)["InvocationID"]
-    procs = Path(f"/sys/fs/cgroup/system.slice/{unit}.service/cgroup.procs")
-    told = run(
-        inside(["bash", "-c", f"for p in $(cat {procs}); do grep -q Worker_TP1 /proc/$p/cmdline && echo $p; done"])
-    )
-    worker = told.stdout.split()
-    record["worker"] = worker
-    if not worker:
+    workers = [process for process, title in processes(unit).items() if title.startswith("VLLM::Worker")]
+    record["workers"] = workers
+    if not workers:
         return
-    run(inside(["kill", "-9", worker[0]]))
+    run(inside(["kill", "-9", workers[-1]]))
     since = time.time()
     seen: list[Any] = []
     while time.time() - since < 30:
@@ -186,26 +110,10 @@ def kill_worker(record: Record, unit: str, port: int) -> None:
     record["killed_verdict"] = judged(lines)
 
 
-def taps(record: Record) -> None:
-    """(b) taps one layer off; (c) the same unit corrected."""
-    unit, port = "fl-taps", 30002
-    record["wrong"] = play("taps-wrong", "site.yml", tiny(unit, port, [0, 4]))
-    record["unit_after_wrong"], record["state_after_wrong"] = show(unit), state_of(unit)
-    journal(unit)
-    record["right"] = play("taps-right", "site.yml", tiny(unit, port))
-    record["unit"], record["state"] = show(unit), state_of(unit)
-    (OUT / f"{unit}.metrics").write_text(get(port, "/metrics") or "")
-    record["caches"] = [str(path) for path in Path(f"/var/cache/{unit}").glob("*")]
-    journal(unit)
-    since = time.time()
-    run(inside(["systemctl", "stop", unit]))
-    record["stopped"] = [round(time.time() - since, 1), show(unit), gpu_memory()]
-    journal(unit)
-
-
 def refused(record: Record) -> None:
-    """(d) too small a budget is refused before the start, and the server's own words are understood."""
+    """(d) too small a budget, or more GPUs than there are, is refused before the start."""
     record["budget"] = play("budget", "site.yml", tiny("fl-small", 30003) | {"vllm_server_max_num_batched_tokens": 200})
+    record["gpus"] = play("gpus", "site.yml", tiny("fl-small", 30003) | {"vllm_server_tensor_parallel_size": GPUS * 2})
     venv = (HOME / "venv.txt").read_text()
     drafter = MODELS / "by-hand"
     drafter.mkdir(exist_ok=True)
@@ -214,9 +122,10 @@ def refused(record: Record) -> None:
     shutil.copy(data / "drafter-step-300.safetensors", drafter / "model.safetensors")
     run(["chmod", "-R", "a+rX", str(drafter)])
     argv = [
-        f"{venv}/bin/vllm", "serve", str(MODELS / "tiny"), "--port", "30003", "--tensor-parallel-size", "2",
-        "--max-num-batched-tokens", "200", "--max-num-seqs", "16", "--max-model-len", "2048", "--language-model-only",
-        "--attention-backend", "FLASH_ATTN", "--gdn-prefill-backend", "triton", "--speculative-config",
+        f"{venv}/bin/vllm", "serve", str(MODELS / "tiny"), "--port", "30003",
+        "--tensor-parallel-size", str(TENSOR_PARALLEL), "--max-num-batched-tokens", "200", "--max-num-seqs", "16",
+        "--max-model-len", "2048", "--language-model-only", "--attention-backend", "FLASH_ATTN",
+        "--gdn-prefill-backend", "triton", "--speculative-config",
         json.dumps({"method": "dflash", "model": str(drafter), "num_speculative_tokens": 15}),
     ]  # fmt: skip
     done = run(inside(argv), timeout=300, env={**os.environ, "VLLM_CACHE_ROOT": "/tmp/by-hand", "HF_HUB_OFFLINE": "1"})
@@ -245,57 +154,6 @@ def held(record: Record) -> None:
     record["memory_after"] = gpu_memory()
 
 
-def flash(record: Record) -> None:
-    """(g) flash-attn 2 built for this GPU alone, timed; one source file for all architectures beside it."""
-    source = next((HOME / "fa").glob("flash_attn-*"))
-    venv = (HOME / "venv.txt").read_text()
-    environment = {
-        **os.environ, "FLASH_ATTENTION_FORCE_BUILD": "TRUE", "FLASH_ATTN_CUDA_ARCHS": "90", "MAX_JOBS": "22",
-        "NVCC_THREADS": "1", "CUDA_HOME": "/usr/local/cuda",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/local/cuda/bin",
-    }  # fmt: skip
-    since = time.time()
-    log = OUT / "flash-attn.log"
-    with log.open("w") as handle:
-        argv = ["nice", "-n", "15", sys.executable, "setup.py", "build_ext"]
-        done = subprocess.run(argv, cwd=source, env=environment, stdout=handle, stderr=subprocess.STDOUT, check=False)
-    record["build"] = {
-        "status": done.returncode,
-        "seconds": round(time.time() - since, 1),
-        "jobs": 22,
-        "said": log.read_text()[-800:],
-    }
-    if done.returncode == 0:
-        site = next((Path(venv) / "lib").glob("python3*/site-packages"))
-        library = next(source.glob("build/lib*/flash_attn_2_cuda*.so"))
-        shutil.copytree(source / "flash_attn", site / "flash_attn", dirs_exist_ok=True)
-        shutil.copytree(HOME / "flash_attn_4", site / "flash_attn", dirs_exist_ok=True)
-        shutil.copy(library, site)
-        record["size"] = library.stat().st_size
-    for module in ("flash_attn.ops.triton.rotary", "flash_attn.cute", "flash_attn_2_cuda"):
-        tried = run([f"{venv}/bin/python", "-c", f"import torch, importlib; importlib.import_module('{module}')"])
-        record[f"import {module}"] = {"status": tried.returncode, "said": tried.stderr[-300:]}
-    record["one_file"] = one_file(source, environment)
-
-
-def one_file(source: Path, environment: Mapping[str, str]) -> dict[str, float]:
-    """Seconds of nvcc on one kernel file: this GPU's architecture, then all that the default build makes."""
-    ninja = next(source.glob("build/temp*/build.ninja"), None)
-    if ninja is None:
-        return {}
-    text = ninja.read_text()
-    kernel = source / "csrc/flash_attn/src/flash_fwd_hdim128_bf16_sm80.cu"
-    flags = " ".join(re.findall(r"^(?:cuda_cflags|cuda_post_cflags) = (.*)$", text, re.MULTILINE))
-    flags = re.sub(r"-gencode\s+\S+", "", flags)
-    times = {}
-    for name, archs in (("90", ("90",)), ("all", ("80", "90", "100", "120"))):
-        gencode = " ".join(f"-gencode arch=compute_{arch},code=sm_{arch}" for arch in archs)
-        since = time.time()
-        done = run(["bash", "-c", f"nvcc {flags} {gencode} -c {kernel} -o /tmp/{name}.o"], env=dict(environment))
-        times[name] = round(time.time() - since, 1) if done.returncode == 0 else -1.0
-    return times
-
-
 def measured(record: Record, unit: str, port: int, burst_s: int) -> None:
     """Bursts first, since the first ones still compile kernels; then speed; then bursts for as long as asked."""
     load(record, "first_bursts", port, "--bursts", "1,16,8,16,4,8", "--tokens", "96")
@@ -306,8 +164,11 @@ def measured(record: Record, unit: str, port: int, burst_s: int) -> None:
 
 
 def full_size(record: Record) -> None:
-    """Full size with speculation, alone: cold and warm start, memory, speed, minutes of bursts. FLAGS adds flags."""
-    unit, port = "fl-full", 30011
+    """Full size with speculation, alone: cold and warm start, memory, speed, minutes of bursts.
+
+    FLAGS (JSON) adds flags; VARIANT names the unit, so that a start with other flags stands beside the first.
+    """
+    unit, port = "fl-full" + os.environ.get("VARIANT", ""), 30011
     flags = json.loads(os.environ.get("FLAGS", "{}"))
     record["cold"] = play("full-cold", "tests/gpu/start.yml", full(unit, port, drafting=True, flags=flags))
     record["memory"] = gpu_memory()
@@ -315,25 +176,31 @@ def full_size(record: Record) -> None:
         measured(record, unit, port, int(os.environ.get("BURST_S", "120")))
     record["unit"] = show(unit)
     record["verdict"] = judged(messages(unit, record.content["unit"].get("InvocationID", "")))
+    stop(record, unit)
     since = time.time()
-    run(inside(["systemctl", "restart", unit]))
+    run(inside(["systemctl", "start", unit]))
     record["warm_ready_s"] = await_health(unit, port, 400)
-    run(inside(["systemctl", "stop", unit]))
-    record["stopped"] = {"seconds": round(time.time() - since, 1), "memory": gpu_memory()}
+    record["warm_bursts"] = load(record, "warm_bursts", port, "--bursts", "1,16", "--tokens", "32")
+    record["warm_s"] = round(time.time() - since, 1)
+    stop(record, unit)
+    record["done"] = True
 
 
 def plain(record: Record) -> None:
-    """Full size without speculation, alone."""
+    """Full size without speculation. A fixed cache, so that servers beside it do not disturb its start."""
     unit, port = "fl-plain", 30012
-    record["cold"] = play("plain-cold", "tests/gpu/start.yml", full(unit, port, drafting=False))
+    if "full" in os.environ.get("AFTER", ""):
+        await_record("full", "done", 1500)
+    flags = {"kv-cache-memory-bytes": 40 << 30}
+    record["cold"] = play("plain-cold", "tests/gpu/start.yml", full(unit, port, drafting=False, flags=flags))
     if get(port, "/health") is not None:
-        measured(record, unit, port, 20)
+        measured(record, unit, port, 10)
     record["unit"] = show(unit)
-    run(inside(["systemctl", "stop", unit]))
+    stop(record, unit)
 
 
 SCENARIOS: dict[str, Callable[[Record], None]] = {
-    "right": right, "taps": taps, "refused": refused, "held": held, "flash": flash, "full": full_size, "plain": plain,
+    "taps": taps, "refused": refused, "held": held, "flash": flash.build, "full": full_size, "plain": plain,
 }  # fmt: skip
 
 
