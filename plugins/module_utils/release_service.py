@@ -266,28 +266,24 @@ def unstage(layout: Layout, systemd: Systemd) -> bool:
     return bool(changed)
 
 
-def withdraw(layout: Layout, systemd: Systemd, *, check: bool) -> tuple[bool, str | None]:
+def withdraw(layout: Layout, systemd: Systemd) -> None:
     """Stop the unit and put the unit file of the release committed last back; it is not started here.
 
     A unit that firstlight did not write, and one that runs the release committed last, are left alone.
-
-    Returns:
-        Whether anything changed, and the id of the release now in force (None: there is none).
     """
     service = f"{layout.unit}.service"
     committed = load_state(layout).get("release")
     state = systemd.show(service)
     if release_in_force(layout) is None and layout.unit_file.exists():
-        return False, committed
-    if not check and unstage(layout, systemd):
+        return
+    if unstage(layout, systemd):
         state = systemd.show(service)
     wanted = load(layout, committed) if committed else None
     # secrets that were staged and never started with are no reason to stop it
     if wanted is not None and runs(layout, wanted.id, state):
-        return False, wanted.id
-    changed = state.running or release_in_force(layout) != committed
-    if check or not changed:
-        return changed, committed
+        return
+    if not state.running and release_in_force(layout) == committed:
+        return
     if state.exists:
         systemd.stop(service, timeout_s=600)
     if wanted is not None:
@@ -298,7 +294,6 @@ def withdraw(layout: Layout, systemd: Systemd, *, check: bool) -> tuple[bool, st
         layout.unit_file.unlink(missing_ok=True)
     systemd.daemon_reload()
     systemd.reset_failed(service)
-    return True, committed
 
 
 def remove(layout: Layout, systemd: Systemd, *, check: bool) -> list[str]:

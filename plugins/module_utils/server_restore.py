@@ -199,7 +199,7 @@ def _end_new(host: Host, layout: Layout, record: Record, old: OldServer, options
         host.systemd.disable(unit)
     if record.unfinished:
         try:
-            withdraw(layout, host.systemd, check=False)
+            withdraw(layout, host.systemd)
         except FirstlightError as error:  # its files matter less than a server on the host
             return [error.message]
     return []

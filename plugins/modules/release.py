@@ -15,14 +15,13 @@ description:
   - V(staged) writes it beside the one in force and judges target, drafter and GPU memory; nothing running notices.
   - V(started) puts its unit in force and starts it, without enabling it.
   - V(committed) enables it and records the deployment with its report.
-  - V(withdrawn) stops it and puts the unit file of the release committed last back.
   - V(removed) stops it and removes all of the unit's files, but for weights, virtual environments and the record
     of the old server.
 options:
   state:
     description: Where the release is to be.
     type: str
-    choices: [staged, started, committed, withdrawn, removed]
+    choices: [staged, started, committed, removed]
     required: true
   unit:
     description: Name of the systemd unit, without C(.service).
@@ -133,7 +132,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 release:
-  description: Id of the release; with V(withdrawn), of the one in force afterwards (none when empty).
+  description: Id of the release; empty with V(removed).
   type: str
   returned: always
   sample: 3f1c2ab9de04
@@ -189,7 +188,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load
-from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import commit, remove, start, withdraw
+from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import commit, remove, start
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_stage import Settings, stage_release
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
 
@@ -210,7 +209,7 @@ SETTINGS = {
 }
 
 ARGUMENTS = {
-    "state": {"type": "str", "choices": ["staged", "started", "committed", "withdrawn", "removed"], "required": True},
+    "state": {"type": "str", "choices": ["staged", "started", "committed", "removed"], "required": True},
     "unit": {"type": "str", "required": True},
     "config_dir": {"type": "path", "default": "/etc/firstlight"},
     "release": {"type": "str"},
@@ -234,9 +233,6 @@ def run(module: AnsibleModule) -> dict[str, object]:
         for problem in result["problems"]:
             module.warn(f"{problem['where']}: {problem['message']} Fix: {problem['fix']}")
         return result
-    if params["state"] == "withdrawn":
-        changed, left = withdraw(layout, systemd, check=check)
-        return {"changed": changed, "release": left or ""}
     if params["state"] == "removed":
         removed = remove(layout, systemd, check=check)
         return {"changed": bool(removed), "release": "", "removed": removed}

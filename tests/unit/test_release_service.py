@@ -185,11 +185,13 @@ def test_check_mode_commits_nothing(layout: Layout, systemd: FakeSystemd) -> Non
 
 def test_a_withdrawn_first_release_leaves_no_unit(layout: Layout, systemd: FakeSystemd) -> None:
     start(layout, staged(layout), systemd, check=False)
-    assert withdraw(layout, systemd, check=False) == (True, None)
+    withdraw(layout, systemd)
     assert systemd.child is None
     assert not layout.unit_file.exists()
     assert not systemd.enabled
-    assert withdraw(layout, systemd, check=False) == (False, None)
+    systemd.calls.clear()
+    withdraw(layout, systemd)
+    assert systemd.calls == []
 
 
 def test_a_withdrawn_upgrade_puts_the_committed_unit_file_back_and_stays_enabled(
@@ -197,9 +199,7 @@ def test_a_withdrawn_upgrade_puts_the_committed_unit_file_back_and_stays_enabled
 ) -> None:
     old = committed(layout, systemd, 0)
     start(layout, staged(layout, 1), systemd, check=False)
-    assert withdraw(layout, systemd, check=True) == (True, old.id)
-    assert systemd.child is not None
-    assert withdraw(layout, systemd, check=False) == (True, old.id)
+    withdraw(layout, systemd)
     assert systemd.child is None
     assert systemd.enabled
     assert layout.unit_file.read_text() == old.files[UNIT]
@@ -211,7 +211,7 @@ def test_a_start_that_fails_can_be_withdrawn(layout: Layout, systemd: FakeSystem
     systemd.refuses_to_start = True
     with pytest.raises(FirstlightError):
         start(layout, staged(layout, 1), systemd, check=False)
-    assert withdraw(layout, systemd, check=False) == (True, old.id)
+    withdraw(layout, systemd)
     assert release_in_force(layout) == old.id
 
 
@@ -219,7 +219,7 @@ def test_a_committed_release_that_serves_is_not_stopped(layout: Layout, systemd:
     old = committed(layout, systemd, 0)
     staged(layout, 1, secret="another-key-another-key")
     later(layout.secrets)
-    assert withdraw(layout, systemd, check=False) == (False, old.id)
+    withdraw(layout, systemd)
     assert systemd.calls == []
     assert systemd.child is not None
     # nor would the next run restart it: the key is back, with the time that it had
@@ -231,7 +231,8 @@ def test_a_unit_that_firstlight_did_not_write_is_never_touched(layout: Layout, s
     layout.unit_file.write_text("[Service]\nExecStart=/usr/bin/vllm serve\n")
     systemd.run_unit_file()
     assert foreign_unit_file(layout) == layout.unit_file
-    assert withdraw(layout, systemd, check=False) == (False, None)
+    withdraw(layout, systemd)
+    assert systemd.calls == []
     assert systemd.child is not None
     assert layout.unit_file.exists()
 
@@ -323,7 +324,7 @@ def test_a_try_that_does_not_pass_leaves_the_key_and_the_drop_in_of_the_deployme
     tried(layout, systemd, secret="newer")
     assert "newer" in layout.secrets.read_text()
     assert stat.S_IMODE(layout.before.stat().st_mode) == 0o600
-    withdraw(layout, systemd, check=False)
+    withdraw(layout, systemd)
     assert layout.secrets.read_text() == 'VLLM_API_KEY="old"\n'
     assert (layout.secrets.stat().st_mtime_ns, layout.dropin.parent.exists()) == times
     assert not layout.before.exists()
@@ -335,7 +336,7 @@ def test_a_drop_in_that_a_try_took_away_comes_back(layout: Layout, systemd: Fake
     commit(layout, first, systemd, inputs="i", watched=[], report={}, keep=3, check=False)
     tried(layout, systemd, dropin="")
     assert not layout.dropin.exists()
-    withdraw(layout, systemd, check=False)
+    withdraw(layout, systemd)
     assert "2G" in layout.dropin.read_text()
 
 
@@ -344,7 +345,7 @@ def test_what_a_try_brought_stays_once_it_is_committed(layout: Layout, systemd: 
     second = tried(layout, systemd)
     commit(layout, second, systemd, inputs="i", watched=[], report={}, keep=3, check=False)
     assert not layout.before.exists()
-    withdraw(layout, systemd, check=False)
+    withdraw(layout, systemd)
     assert "new" in layout.secrets.read_text()
     assert "1G" in layout.dropin.read_text()
 
@@ -355,5 +356,5 @@ def test_what_was_kept_for_another_deployment_is_not_put_back(layout: Layout, sy
     kept = layout.before.read_text()
     commit(layout, second, systemd, inputs="i", watched=[], report={}, keep=3, check=False)
     layout.before.write_text(kept)  # as when the power is lost in the middle of the commit
-    withdraw(layout, systemd, check=False)
+    withdraw(layout, systemd)
     assert "new" in layout.secrets.read_text()
