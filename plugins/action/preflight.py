@@ -17,7 +17,7 @@ from ansible.errors import AnsibleError, AnsibleUndefinedVariable
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible.plugins.action import ActionBase
 from ansible.template import trust_as_template
-from ansible_collections.firstlight.vllm.plugins.module_utils.cache_key import digest
+from ansible_collections.firstlight.vllm.plugins.module_utils.canonical_json import digest
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import check_values, tree_digest
 
@@ -117,7 +117,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         plain = {name: value for name, value in values.items() if name not in secret}
         # how closely to look is no part of what is to be there
         asked = {name: value for name, value in plain.items() if not name.startswith("preflight_")}
-        inputs = digest([asked, controller_files(values), self._code()], length=64)
+        inputs = digest([asked, controller_files(values), self._code()])
         result.update(
             self._execute_module(
                 module_args={
@@ -156,4 +156,4 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
 
     @staticmethod
     def _code() -> str:
-        return digest([tree_digest(COLLECTION / part) for part in ("roles", "plugins")], length=64)
+        return digest([tree_digest(COLLECTION / part) for part in ("roles", "plugins")])

@@ -7,10 +7,10 @@ combination of all that shapes a compiled graph a cache root of its own, so that
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from .canonical_json import digest
 
 # Flags that decide where and under what name vLLM serves, how much memory it takes or what it logs:
 # none of them reaches a graph, and a new port must not cost minutes of compilation.
@@ -22,12 +22,6 @@ NOT_IN_GRAPH = frozenset(
         "enable-log-requests", "model", "speculative-config",
     }
 )  # fmt: skip
-
-
-def digest(value: Any, length: int = 16) -> str:
-    """Hex SHA-256 of the value's canonical JSON, cut to ``length`` digits."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def cache_key(
@@ -67,4 +61,4 @@ def cache_key(
         "gpus": list(gpus),
         "driver": driver,
     }
-    return f"{vllm_version}-{digest(shape)}"
+    return f"{vllm_version}-{digest(shape)[:16]}"

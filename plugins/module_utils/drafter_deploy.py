@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from . import drafter_vllm_rules as rules
+from .canonical_json import digest
 from .drafter_derive import Request, derive
 from .drafter_existing import describes_drafter
 from .drafter_place import Placement, make_folder, place, plan_placement
-from .drafter_report import DrafterReport, Problem, digest, report_of, sorted_problems
+from .drafter_report import DrafterReport, Problem, report_of, sorted_problems
 from .drafter_target import Target, read_target
 from .drafter_weights import Weights, read_json, read_weights
 from .errors import FirstlightError

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .canonical_json import digest
 from .errors import FirstlightError
 
 Severity = Literal["error", "warning"]
@@ -101,12 +99,6 @@ class DrafterReport:
             "fields": {name: value.as_dict() for name, value in self.fields.items()},
             "problems": [problem.as_dict() for problem in self.problems],
         }
-
-
-def digest(document: Mapping[str, Any]) -> str:
-    """The sha256 of the canonical JSON (sorted keys, no blanks) of ``document``, in hexadecimal."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def problem_of(error: FirstlightError) -> Problem:

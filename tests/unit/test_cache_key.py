@@ -105,6 +105,11 @@ def test_the_order_of_taps_counts() -> None:
     assert key_after(swap) != cache_key(**BASE)
 
 
+def test_the_key_of_a_known_combination_never_changes() -> None:
+    """Else every host would compile anew, and prune would take its caches away."""
+    assert cache_key(**BASE) == "0.20.1-b3742c4c80913ff1"
+
+
 def test_the_key_is_a_plain_folder_name_that_shows_the_version() -> None:
     assert re.fullmatch(r"0\.20\.1-[0-9a-f]{16}", cache_key(**BASE))
 

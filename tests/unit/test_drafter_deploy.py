@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.firstlight.vllm.plugins.module_utils import drafter_deploy, drafter_place
+from ansible_collections.firstlight.vllm.plugins.module_utils.canonical_json import digest
 from ansible_collections.firstlight.vllm.plugins.module_utils.drafter_deploy import Job, Plan, apply, inspect
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from support_drafters import DATA, QWEN36_27B, families, ids, plain_layout, published_row, write_target, write_weights
@@ -348,7 +349,7 @@ def test_a_fifo_as_configuration_does_not_block(source: Path) -> None:
 
 def test_the_digest_follows_the_configuration_and_not_its_layout(source: Path, tmp_path: Path) -> None:
     plan = inspect(job(source, tmp_path / "x"))
-    same = drafter_deploy.digest(json.loads(plan.after))
+    same = digest(json.loads(plan.after))
     assert plan.report.config_digest == same
     other = inspect(job(source, tmp_path / "x", user=GIVEN | {"target_layer_ids": [0, 4]}))
     assert other.report.config_digest != same
