@@ -17,6 +17,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.startup_phases imp
     compile_cache_reused,
     phases,
 )
+from support_models import DRAFTER, TARGET
 
 DATA = Path(__file__).parents[1] / "data" / "gpu"
 _ENTRY = re.compile(r"(\d+\.\d+) (\S+?)\[(\d+)\]: ?(.*)")
@@ -113,14 +114,8 @@ def _logged(name: str, pattern: str) -> float:
     ],
 )
 def test_predicted_weights_come_within_two_percent_of_the_logged(name: str, weights_bytes: int, drafting: bool) -> None:
-    target = {
-        "num_hidden_layers": 64, "full_attention_interval": 4, "num_attention_heads": 24, "num_key_value_heads": 4,
-        "head_dim": 256, "hidden_size": 5120, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
-        "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    }  # fmt: skip
-    drafter = {"num_hidden_layers": 5, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
     predicted = fit(
-        target, gpu_total_gib=143771 / 1024, utilization=0.9, weights_gib=weights_bytes / GIB, tensor_parallel=2,
-        max_model_len=32768, k=15 if drafting else 0, drafter=drafter if drafting else None,
+        TARGET, gpu_total_gib=143771 / 1024, utilization=0.9, weights_gib=weights_bytes / GIB, tensor_parallel=2,
+        max_model_len=32768, k=15 if drafting else 0, drafter=DRAFTER if drafting else None,
     )  # fmt: skip
     assert predicted.weights == pytest.approx(_logged(name, r"Model loading took ([\d.]+) GiB"), rel=0.02)

@@ -6,30 +6,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.firstlight.vllm.plugins.module_utils.memory_fit import Fit, fit, request_gib
+from support_models import DRAFTER, TARGET
 
-TARGET: dict[str, Any] = {
-    "model_type": "qwen3_5",
-    "text_config": {
-        "hidden_size": 5120,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-    },
-}
-DRAFTER: dict[str, Any] = {
-    "num_hidden_layers": 5,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 5120,
-}
 DENSE: dict[str, Any] = {
     "num_hidden_layers": 36,
     "num_attention_heads": 32,

@@ -15,6 +15,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.preflight_rules im
     memory_rules,
     model_rules,
 )
+from support_models import DRAFTER, TARGET
 
 
 def gpu(index: int = 0, **changes: Any) -> Gpu:
@@ -51,29 +52,6 @@ WANTED = Wanted(
     k=15,
     min_disk_gib={"/opt/firstlight": 25.0},
 )
-TARGET: dict[str, Any] = {
-    "text_config": {
-        "hidden_size": 5120,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "full_attention_interval": 4,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "max_position_embeddings": 262144,
-    }
-}
-DRAFTER: dict[str, Any] = {
-    "num_hidden_layers": 5,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 5120,
-    "max_position_embeddings": 262144,
-}
 
 
 def host_problems(host: HostFacts = HOST, wanted: Wanted = WANTED) -> list[Problem]:
