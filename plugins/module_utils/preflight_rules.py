@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .gpus import Gpu
 from .host_facts import HostFacts
 from .memory_fit import fit, text_config
 
@@ -173,7 +174,7 @@ def model_rules(target: Mapping[str, Any], drafter: Mapping[str, Any] | None, wa
 
 
 def memory_rules(
-    host: HostFacts,
+    gpus: Sequence[Gpu],
     wanted: Wanted,
     *,
     target: Mapping[str, Any],
@@ -181,9 +182,9 @@ def memory_rules(
     weights_gib: float,
 ) -> tuple[dict[str, float] | None, list[Problem]]:
     """The memory-fit verdict: the prediction (GiB of one GPU), and what is wrong with it."""
-    if wanted.platform != "cuda" or not host.gpus:
+    if wanted.platform != "cuda" or not gpus:
         return None, []
-    smallest = min(gpu.memory_total_mib for gpu in host.gpus[: wanted.tensor_parallel]) / 1024
+    smallest = min(gpu.memory_total_mib for gpu in gpus[: wanted.tensor_parallel]) / 1024
     try:
         verdict = fit(
             target,

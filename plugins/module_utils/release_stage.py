@@ -14,8 +14,6 @@ from typing import Any
 from .cache_key import cache_key
 from .errors import FirstlightError
 from .gpus import query
-from .host_command import run_command
-from .host_facts import read as read_host
 from .memory_fit import GIB
 from .preflight_rules import Problem, Wanted, memory_rules, model_rules
 from .release import Layout, compose, diff_of
@@ -200,14 +198,12 @@ def stage_release(
     )
     target = read_config(settings.target, "target", check=check)
     drafter = read_config(settings.drafter, "drafter", check=check) if settings.drafter else None
+    gpus = query() if settings.platform == "cuda" else []
     memory: dict[str, float] | None = None
     problems: list[Problem] = []
     if target is not None:
-        host = read_host(
-            python="/usr/bin/python3", folders=[], port=0, run=lambda argv: (run_command(argv, 30).status, "")
-        )
         memory, memory_problems = memory_rules(
-            host,
+            gpus,
             wanted,
             target=target,
             drafter=drafter,
@@ -216,7 +212,6 @@ def stage_release(
         problems = [*model_rules(target, drafter, wanted), *memory_problems, *_readable(settings)]
     problems += [*_name_free(layout), *_visible(settings)]
     refuse(problems)
-    gpus = query() if settings.platform == "cuda" else []
     key = cache_key(
         vllm_version=settings.vllm_version,
         venv=Path(settings.venv).name,

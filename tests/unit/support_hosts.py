@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.firstlight.vllm.plugins.module_utils.containers import Engines
 from ansible_collections.firstlight.vllm.plugins.module_utils.gpus import Gpu, GpuHolder
@@ -46,6 +47,20 @@ INIT = process(1, "/sbin/init", ppid=0, uid=0, cgroup="/init.scope", name="syste
 def launcher(pid: int = 100, port: int = 30000, **more: object) -> Process:
     """SGLang's first process."""
     return process(pid, "/opt/sglang/bin/python", "-m", "sglang.launch_server", "--port", str(port), **more)  # type: ignore[arg-type]
+
+
+def gpu(index: int = 0, **changes: Any) -> Gpu:
+    """One of the reference deployment's GPUs."""
+    values: dict[str, Any] = {
+        "index": index,
+        "uuid": f"GPU-{index}",
+        "name": "NVIDIA H200",
+        "memory_total_mib": 143771,
+        "memory_used_mib": 0,
+        "driver_version": "580.95.05",
+        "compute_capability": "9.0",
+    }
+    return Gpu(**{**values, **changes})
 
 
 @dataclass
@@ -166,7 +181,7 @@ class MadeUpHost(Host):
 
     def gpus(self) -> list[Gpu]:
         uuids = sorted({holder.gpu_uuid for holder in self.holders})
-        return [Gpu(at, uuid, "NVIDIA H200", 143771, 0, "580.1", "9.0") for at, uuid in enumerate(uuids)]
+        return [gpu(at, uuid=uuid) for at, uuid in enumerate(uuids)]
 
     def gpu_holders(self) -> list[GpuHolder]:
         return list(self.holders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,21 +16,8 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.preflight_rules im
     memory_rules,
     model_rules,
 )
+from support_hosts import gpu
 from support_models import DRAFTER, TARGET
-
-
-def gpu(index: int = 0, **changes: Any) -> Gpu:
-    values: dict[str, Any] = {
-        "index": index,
-        "uuid": f"GPU-{index}",
-        "name": "NVIDIA H200",
-        "memory_total_mib": 143771,
-        "memory_used_mib": 0,
-        "driver_version": "580.95.05",
-        "compute_capability": "9.0",
-    }
-    return Gpu(**{**values, **changes})
-
 
 HOST = HostFacts(
     os_id="debian",
@@ -148,9 +136,9 @@ def test_a_request_longer_than_the_drafters_positions_is_a_warning() -> None:
     assert "4096" in found.fix
 
 
-def memory(host: HostFacts = HOST, wanted: Wanted = WANTED, **changes: Any) -> tuple[Any, list[Problem]]:
+def memory(gpus: Sequence[Gpu] = HOST.gpus, wanted: Wanted = WANTED, **changes: Any) -> tuple[Any, list[Problem]]:
     arguments = {"target": TARGET, "drafter": DRAFTER, "weights_gib": 54.08, **changes}
-    return memory_rules(host, wanted, **arguments)
+    return memory_rules(gpus, wanted, **arguments)
 
 
 def test_the_reference_deployment_fits_and_its_figures_are_told() -> None:
@@ -161,7 +149,7 @@ def test_the_reference_deployment_fits_and_its_figures_are_told() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_all_figures() -> None:
-    small = replace(HOST, gpus=[gpu(0, memory_total_mib=24564), gpu(1, memory_total_mib=24564)])
+    small = [gpu(0, memory_total_mib=24564), gpu(1, memory_total_mib=24564)]
     figures, problems = memory(small)
     found = only(problems)
     assert (found.id, found.severity) == ("memory-does-not-fit", "error")
@@ -171,17 +159,17 @@ def test_a_model_that_does_not_fit_is_refused_with_all_figures() -> None:
 
 
 def test_the_smallest_card_decides() -> None:
-    uneven = replace(HOST, gpus=[gpu(0), gpu(1, memory_total_mib=24564)])
+    uneven = [gpu(0), gpu(1, memory_total_mib=24564)]
     assert only(memory(uneven)[1]).id == "memory-does-not-fit"
 
 
 def test_cards_that_are_not_used_do_not_count() -> None:
-    third = replace(HOST, gpus=[gpu(0), gpu(1), gpu(2, memory_total_mib=8192)])
+    third = [gpu(0), gpu(1), gpu(2, memory_total_mib=8192)]
     assert memory(third)[1] == []
 
 
 def test_a_cpu_build_has_no_memory_verdict() -> None:
-    assert memory(HOST, replace(WANTED, platform="cpu")) == (None, [])
+    assert memory(wanted=replace(WANTED, platform="cpu")) == (None, [])
 
 
 @pytest.mark.parametrize("target", [{}, {"text_config": {"num_hidden_layers": "many"}}, {"num_hidden_layers": 4}])

@@ -12,6 +12,8 @@ from ansible_collections.firstlight.vllm.plugins.module_utils import release_sta
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import ENVIRONMENT, Layout, load
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_stage import Settings, stage_release
+from support_hosts import gpu
+from support_models import TARGET
 from support_release import layout_in
 
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
@@ -76,6 +78,27 @@ def test_the_caches_are_keyed_and_not_the_sites_to_set(layout: Layout, settings:
     other = staged(layout, replace(settings, serve={**settings.serve, "port": 30001}, config="port: 30001\n"))
     assert other["cache_root"] == result["cache_root"]
     assert other["release"] != result["release"]
+
+
+def test_the_gpus_are_asked_once_and_shape_both_the_verdict_and_the_cache(
+    layout: Layout, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [[gpu(0), gpu(1)], [gpu(0, driver_version="585.1"), gpu(1)]]
+    monkeypatch.setattr(release_stage, "query", lambda: answers.pop(0))
+    Path(settings.target, "config.json").write_text(json.dumps(TARGET))
+    first = staged(layout, replace(settings, platform="cuda"))
+    assert first["memory"]["budget"] == pytest.approx(143771 / 1024 * 0.9, abs=0.01)
+    second = staged(layout, replace(settings, platform="cuda"))
+    assert second["cache_root"] != first["cache_root"]
+    assert answers == []
+
+
+def test_a_cpu_build_asks_no_gpu(layout: Layout, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(release_stage, "query", broken)
+    assert staged(layout, settings)["memory"] is None
 
 
 def test_check_mode_on_a_blank_host_writes_nothing(layout: Layout, settings: Settings) -> None:

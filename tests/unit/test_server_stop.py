@@ -27,7 +27,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import 
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_stop import StopOptions, stop_server
 
-from tests.unit.support_hosts import FakeUnits
+from tests.unit.support_hosts import FakeUnits, gpu
 
 STANDIN = Path(__file__).parents[1] / "standins" / "sglang.py"
 
@@ -46,7 +46,7 @@ class RealHost(Host):
 
     def gpus(self) -> list[Gpu]:
         used = self.used_mib.pop(0) if self.used_mib else 0
-        return [Gpu(0, "GPU-a", "NVIDIA H200", 143771, used, "580.1", "9.0")] if self.holders or used else []
+        return [gpu(uuid="GPU-a", memory_used_mib=used)] if self.holders or used else []
 
     def gpu_holders(self) -> list[GpuHolder]:
         return [each for each in self.holders if processes.read_process(each.pid)]
