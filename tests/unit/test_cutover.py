@@ -37,8 +37,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.process_recipe imp
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted, wanted_from
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tests.unit.support_hosts import FakeUnits
+from support_hosts import FakeUnits
 
 STANDIN = Path(__file__).parents[1] / "standins" / "sglang.py"
 RECIPE = ProcessRecipe(

@@ -8,8 +8,7 @@ import pytest
 from ansible_collections.firstlight.vllm.plugins.module_utils import gpus
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_command import CommandResult
-
-from tests.unit.support_hosts import FakeRunner
+from support_hosts import FakeRunner
 
 UUID = "GPU-f5c18d7b-f4aa-19bb-8264-e39f4cfa9012"
 ROW = f"0, {UUID}, NVIDIA H200, 143771, 0, 580.159.04, 9.0\n"

@@ -10,8 +10,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.processes import L
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_conflicts import conflicts, refuse_conflicts
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_find import find
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Found, Wanted
-
-from tests.unit.support_hosts import DOCKER_ID, FakeUnits, MadeUpHost, container, launcher, process
+from support_hosts import DOCKER_ID, FakeUnits, MadeUpHost, container, launcher, process
 
 WANTED = Wanted(30000, own_unit="vllm.service")
 UNIT = "/system.slice/sglang.service"

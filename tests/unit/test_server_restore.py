@@ -27,8 +27,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import 
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_restore import RestoreOptions, restore
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_settle import commit
-
-from tests.unit.support_hosts import FakeUnits, MadeUpHost, container, process
+from support_hosts import FakeUnits, MadeUpHost, container, process
 
 
 class Answering:

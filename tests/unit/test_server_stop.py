@@ -26,8 +26,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.release import Lay
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_stop import StopOptions, stop_server
-
-from tests.unit.support_hosts import FakeUnits, gpu
+from support_hosts import FakeUnits, gpu
 
 STANDIN = Path(__file__).parents[1] / "standins" / "sglang.py"
 

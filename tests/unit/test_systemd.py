@@ -12,8 +12,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.host_command impor
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd, parse_journal, parse_show
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tests.unit.support_hosts import FakeRunner
+from support_hosts import FakeRunner
 
 ACTIVE = """\
 Type=exec
