@@ -26,12 +26,22 @@ COLLECTION = Path(__file__).resolve().parents[2]
 
 
 def role_options(collection: Path) -> dict[str, dict[str, Any]]:
-    """Variable name to its argument spec, of every role's main entry point."""
+    """Variable name to its argument spec, of every role's main entry point.
+
+    Each default is the role's own: a spec can only hold one that is a plain value or becomes text.
+    """
     options: dict[str, dict[str, Any]] = {}
     for path in sorted(collection.glob("roles/*/meta/argument_specs.yml")):
-        specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
-        options.update(specs["main"].get("options") or {})
+        specs = _yaml(path)["argument_specs"]["main"].get("options") or {}
+        defaults = _yaml(path.parents[1] / "defaults" / "main.yml") or {}
+        options.update(
+            {name: {**spec, "default": defaults[name]} if name in defaults else spec for name, spec in specs.items()}
+        )
     return options
+
+
+def _yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def bad_input(name: str, what: str, fix: str) -> FirstlightError:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.firstlight.vllm.plugins.modules import drafter_config as subject
-from support_drafters import DATA, ROOT, families
+from support_drafters import DATA, families
 
 TINY = DATA / "tiny"
 PARAMS: dict[str, Any] = {
@@ -100,25 +99,6 @@ def test_a_failure_lists_every_missing_field(tmp_path: Path, capsys: Any) -> Non
 def test_values_from_an_inventory_may_be_texts_of_numbers_only_where_yaml_says_so(tmp_path: Path, capsys: Any) -> None:
     result = run(capsys, dest=str(tmp_path / "d"), set={"mask_token_id": "5", "block_size": 16})
     assert result["failure"]["kind"] == "bad-value"
-
-
-def test_documentation_and_arguments_agree() -> None:
-    documented = yaml.safe_load(subject.DOCUMENTATION)["options"]
-    assert set(documented) == set(subject.ARGUMENT_SPEC)
-    for name, option in documented.items():
-        spec = subject.ARGUMENT_SPEC[name]
-        assert option.get("default") == spec.get("default"), name
-        assert option.get("type") == spec.get("type"), name
-        assert option.get("required", False) == spec.get("required", False), name
-    assert yaml.safe_load(subject.EXAMPLES)
-    assert yaml.safe_load(subject.RETURN)
-
-
-def test_the_roles_variables_are_documented_with_their_defaults() -> None:
-    defaults = yaml.safe_load((ROOT / "roles/drafter/defaults/main.yml").read_text())
-    specs = yaml.safe_load((ROOT / "roles/drafter/meta/argument_specs.yml").read_text())["argument_specs"]["main"]
-    assert {name: option["default"] for name, option in specs["options"].items()} == defaults
-    assert all(name.startswith("drafter_") for name in defaults)
 
 
 def test_a_changed_configuration_leaves_the_folder_of_the_earlier_release_as_it_was(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from ansible_collections.firstlight.vllm.plugins.action.preflight import controller_files, role_options, typed
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import (
@@ -60,24 +59,6 @@ def test_there_are_variables_of_every_role() -> None:
 
 def test_the_reference_defaults_of_all_roles_pass() -> None:
     check()
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("roles/*/meta/argument_specs.yml")), ids=lambda p: p.parents[1].name)
-def test_defaults_and_argument_specs_hold_the_same(path: Path) -> None:
-    specs = yaml.safe_load(path.read_text())["argument_specs"]["main"].get("options") or {}
-    values = yaml.safe_load((path.parents[1] / "defaults" / "main.yml").read_text()) or {}
-    assert set(values) == {name for name, option in specs.items() if not option.get("required")}
-    assert {name: specs[name].get("default") for name in values} == values
-
-
-@pytest.mark.parametrize("path", sorted(ROOT.glob("roles/*/meta/argument_specs.yml")), ids=lambda p: p.parents[1].name)
-def test_every_variable_is_described_and_carries_its_roles_name(path: Path) -> None:
-    role = path.parents[1].name
-    for name, option in yaml.safe_load(path.read_text())["argument_specs"]["main"].get("options", {}).items():
-        assert name.startswith(f"{role}_"), name
-        assert option["description"], name
-        secret = name.endswith(("_api_key", "_token", "_password"))
-        assert not secret or option.get("no_log") is True, f"{name} is a secret and lacks no_log"
 
 
 BAD: list[tuple[str, Any, str]] = [
