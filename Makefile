@@ -42,12 +42,13 @@ lab: ## what boots test hosts on this machine: packages, image, network
 unit: venv ## the tests that take seconds
 	pytest tests/unit -m "not slow"
 
-lint: venv ## style, types and the rules of Ansible
+lint: venv ## style, types, the rules of Ansible and of its documentation
 	ruff check .
 	ruff format --check .
 	mypy -p deploy
 	mypy -p ansible_collections.firstlight.vllm.plugins
 	ansible-lint --offline
+	antsibull-docs lint-collection-docs --plugin-docs --skip-rstcheck .
 
 security: venv ## scores and counts of what keeps a host safe, without a host
 	python tests/security/report.py
