@@ -12,15 +12,10 @@ version_added: 0.1.0
 author: The firstlight developers (@firstlight)
 description:
   - Keeps the newest O(keep) releases, the one in force and the one before it, and all that they use.
+extends_documentation_fragment:
+  - firstlight.vllm.deployment
+  - firstlight.vllm.deployment.unit
 options:
-  unit:
-    description: Name of the systemd unit, without C(.service).
-    type: str
-    default: vllm
-  config_dir:
-    description: Folder of all units' configuration.
-    type: path
-    default: /etc/firstlight
   keep:
     description: Number of releases to keep.
     type: int

@@ -17,6 +17,8 @@ description:
   - The time limit is one without progress (journal lines, bytes read), not one of the whole start.
   - The action of this name watches in slices, shows progress in between, and survives a network that is cut for
     less than O(unreachable_grace_s).
+extends_documentation_fragment:
+  - firstlight.vllm.deployment.api_key
 options:
   unit:
     description: Name of the systemd unit, without C(.service).
@@ -34,10 +36,6 @@ options:
     description: Name that C(/v1/models) must hold.
     type: str
     required: true
-  api_key:
-    description: Key for C(/v1/models).
-    type: str
-    default: ''
   invocation_id:
     description: The start to wait for; empty for the one that runs now.
     type: str

@@ -17,6 +17,8 @@ description:
   - V(committed) enables it and records the deployment with its report.
   - V(removed) stops it and removes all of the unit's files, but for weights, virtual environments and the record
     of the old server.
+extends_documentation_fragment:
+  - firstlight.vllm.deployment
 options:
   state:
     description: Where the release is to be.
@@ -27,10 +29,6 @@ options:
     description: Name of the systemd unit, without C(.service).
     type: str
     required: true
-  config_dir:
-    description: Folder of all units' configuration.
-    type: path
-    default: /etc/firstlight
   release:
     description: Id of the release, as V(staged) returned it. Needed by V(started) and V(committed).
     type: str

@@ -16,6 +16,9 @@ description:
   - Waiting ends when nothing moves any more, and at once when the old server dies.
   - Does nothing when no cutover is unfinished, unless O(committed) asks for a way back after the commit.
   - A new server that a run recorded as the deployment before it was cut off is kept, and its cutover committed.
+extends_documentation_fragment:
+  - firstlight.vllm.deployment
+  - firstlight.vllm.deployment.state_dir
 options:
   state:
     description: Where the old server is to be.
@@ -59,14 +62,6 @@ options:
     description: Seconds that the port and the GPUs' memory may take to become free.
     type: float
     default: 60
-  config_dir:
-    description: Folder of all units' configuration.
-    type: path
-    default: /etc/firstlight
-  state_dir:
-    description: Folder of all units' state.
-    type: path
-    default: /var/lib/firstlight
 attributes:
   check_mode:
     support: full

@@ -16,6 +16,9 @@ description:
   - Whatever else holds the port or a GPU is never touched; the module fails and names it before anything is stopped.
   - Records how to bring the old server back before it stops it, and has the host itself do that if nobody commits.
   - Run again after an interruption, it continues and keeps the record.
+extends_documentation_fragment:
+  - firstlight.vllm.deployment
+  - firstlight.vllm.deployment.state_dir
 options:
   state:
     description:
@@ -86,14 +89,6 @@ options:
         the longest start of the new server. 0 leaves the guard out.
     type: float
     default: 3600
-  config_dir:
-    description: Folder of all units' configuration.
-    type: path
-    default: /etc/firstlight
-  state_dir:
-    description: Folder of all units' state.
-    type: path
-    default: /var/lib/firstlight
 attributes:
   check_mode:
     support: full

@@ -12,19 +12,10 @@ version_added: 0.1.0
 author: The firstlight developers (@firstlight)
 description:
   - Reads the record of the deployment, the unit, the releases on the host and the server's own answers.
-options:
-  unit:
-    description: Name of the systemd unit, without C(.service).
-    type: str
-    default: vllm
-  config_dir:
-    description: Folder of all units' configuration.
-    type: path
-    default: /etc/firstlight
-  api_key:
-    description: Key for C(/v1/models).
-    type: str
-    default: ''
+extends_documentation_fragment:
+  - firstlight.vllm.deployment
+  - firstlight.vllm.deployment.unit
+  - firstlight.vllm.deployment.api_key
 attributes:
   check_mode:
     support: full

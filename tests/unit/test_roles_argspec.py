@@ -140,9 +140,10 @@ def documentation(name: str) -> dict[str, Any]:
     module = importlib.import_module(f"ansible_collections.firstlight.vllm.plugins.modules.{name}")
     doc = yaml.safe_load(module.DOCUMENTATION)
     for fragment in doc.get("extends_documentation_fragment") or []:
-        stem = fragment.rpartition(".")[2]
+        stem, _, part = fragment.removeprefix("firstlight.vllm.").partition(".")
         extra = importlib.import_module(f"ansible_collections.firstlight.vllm.plugins.doc_fragments.{stem}")
-        for key, value in yaml.safe_load(extra.ModuleDocFragment.DOCUMENTATION).items():
+        text = getattr(extra.ModuleDocFragment, part.upper() or "DOCUMENTATION")
+        for key, value in yaml.safe_load(text).items():
             doc.setdefault(key, {}).update(value)
     return doc
 
