@@ -244,6 +244,7 @@ def stage_release(
         "release": release.id,
         "files": files,
         "problems": [problem.as_dict() for problem in problems],
+        "warnings": [problem.text for problem in problems],
         "memory": memory,
         "cache_root": cache_root,
     }

@@ -189,6 +189,7 @@ failure:
     fix: copy or download the file again
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -200,7 +201,9 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.drafter_deploy imp
     failure,
     inspect,
 )
+from ansible_collections.firstlight.vllm.plugins.module_utils.drafter_place import Placement
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "path": {"type": "path", "required": True},
@@ -232,6 +235,11 @@ def job_of(params: dict[str, Any]) -> Job:
     )
 
 
+def files_of(placements: Iterable[Placement]) -> list[dict[str, str]]:
+    """What the result tells of each file."""
+    return [{"path": item.dest, "source": item.source, "how": item.how} for item in placements]
+
+
 def result_of(plan: Plan) -> dict[str, Any]:
     """Turn a plan into the module's result."""
     return {
@@ -242,7 +250,7 @@ def result_of(plan: Plan) -> dict[str, Any]:
         "facts": plan.report.facts,
         "config_digest": plan.report.config_digest,
         "bytes_read": plan.bytes_read,
-        "files": [{"path": item.dest, "source": item.source, "how": item.how} for item in plan.placements],
+        "files": files_of(plan.placements),
         "diff": {
             "before_header": f"{plan.dest}/{CONFIG_NAME}",
             "after_header": f"{plan.dest}/{CONFIG_NAME}",
@@ -252,9 +260,13 @@ def result_of(plan: Plan) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run the module."""
-    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+def failed(plan: Plan, error: FirstlightError) -> dict[str, Any]:
+    """The module's result when the drafter cannot be used or placed."""
+    return {"msg": error.message, "failure": error.as_dict(), "path": plan.dest, **plan.report.as_dict()}
+
+
+def run(module: AnsibleModule) -> dict[str, Any]:
+    """Look at the drafter and make it ready; returns the module's result."""
     job = job_of(module.params)
     plan = inspect(job)
     report = plan.report
@@ -262,19 +274,23 @@ def main() -> None:
         later = report.errors[0].id in {"missing", "no-weights", "target-missing"} and report.family is None
         if module.check_mode and module.params["expect_later"] and later:
             note = f"{report.errors[0].field}: does not exist yet"
-            module.exit_json(changed=True, derived=False, note=note, path=job.dest or plan.dest, problems=[])
-        error = failure(report)
-        module.fail_json(msg=error.message, failure=error.as_dict(), path=plan.dest, **report.as_dict())
-    result = result_of(plan)
-    for problem in report.problems:
-        module.warn(f"{problem.message} Fix: {problem.fix}.")
+            return {"changed": True, "derived": False, "note": note, "path": job.dest or plan.dest, "problems": []}
+        return failed(plan, failure(report))
+    warnings = [f"{problem.message} Fix: {problem.fix}." for problem in report.problems]
+    result = {**result_of(plan), "changed": plan.changed, "warnings": warnings}
     if not module.check_mode:
         try:
             done = apply(plan)
         except FirstlightError as error:
-            module.fail_json(msg=error.message, failure=error.as_dict(), path=plan.dest, **report.as_dict())
-        result["files"] = [{"path": item.dest, "source": item.source, "how": item.how} for item in done]
-    module.exit_json(changed=plan.changed, **result)
+            return {**failed(plan, error), "warnings": warnings}
+        result["files"] = files_of(done)
+    return result
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    finish(module, lambda: run(module))
 
 
 if __name__ == "__main__":

@@ -145,6 +145,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.hub_fetch import Snapshot, check, fetch, is_whole
 from ansible_collections.firstlight.vllm.plugins.module_utils.hub_files import inspect_model
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import appeared, finish
 
 ARGUMENTS = {
     "path": {"type": "str", "default": ""},
@@ -221,16 +222,18 @@ def provide(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        result = provide(module.params, module.check_mode)
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
+def run(module: AnsibleModule) -> dict[str, Any]:
+    """Have the model on the host; returns the module's result."""
+    result = provide(module.params, module.check_mode)
     if module._diff:
-        after = f"{result['path']}\n"
-        result["diff"] = {"before": "" if result["changed"] else after, "after": after}
-    module.exit_json(**result)
+        result["diff"] = appeared(f"{result['path']}\n", changed=result["changed"])
+    return result
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    finish(module, lambda: run(module))
 
 
 if __name__ == "__main__":

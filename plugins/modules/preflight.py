@@ -93,9 +93,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.convergence import judge
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_command import run_command
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_facts import read
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.preflight_rules import Wanted, host_rules
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load_state
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
@@ -130,8 +130,8 @@ def run(params: dict[str, Any]) -> dict[str, Any]:
         else None
     )
     if found is not None and found.converged and params["shortcut"]:
-        return {"converged": True, "reason": "", "inputs": params["inputs"], "host": {}, "problems": [],
-                "firstlight_report": {**found.report, "converged": True}}  # fmt: skip
+        return {"changed": False, "converged": True, "reason": "", "inputs": params["inputs"], "host": {},
+                "problems": [], "firstlight_report": {**found.report, "converged": True}}  # fmt: skip
     wanted = Wanted(
         platform=settings["vllm_install_platform"],
         tensor_parallel=settings["vllm_server_tensor_parallel_size"],
@@ -147,37 +147,27 @@ def run(params: dict[str, Any]) -> dict[str, Any]:
         port=settings["vllm_server_port"],
         run=lambda argv: ((answer := run_command(argv, 30)).status, answer.stdout),
     )
-    return {
+    problems = list(host_rules(host, wanted))
+    result = {
+        "changed": False,
         "converged": False,
         "reason": found.reason if found else "systemd is not running",
         "inputs": params["inputs"],
         "host": host.as_dict(),
-        "problems": [problem.as_dict() for problem in host_rules(host, wanted)],
+        "problems": [problem.as_dict() for problem in problems],
     }
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if not errors:
+        return {**result, "warnings": [problem.text for problem in problems]}
+    first = errors[0]
+    failure = {"kind": first.id, "what": first.message, "where": first.where, "why": "", "fix": first.fix}
+    return {**result, "msg": "\n".join(problem.text for problem in errors), "failure": failure}
 
 
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        result = run(module.params)
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
-    errors = [problem for problem in result["problems"] if problem["severity"] == "error"]
-    if errors:
-        text = "\n".join(f"{p['where']}: {p['message']} Fix: {p['fix']}" for p in errors)
-        first = errors[0]
-        failure = {
-            "kind": first["id"],
-            "what": first["message"],
-            "where": first["where"],
-            "why": "",
-            "fix": first["fix"],
-        }
-        module.fail_json(msg=text, failure=failure, changed=False, **result)
-    for problem in result["problems"]:
-        module.warn(f"{problem['where']}: {problem['message']} Fix: {problem['fix']}")
-    module.exit_json(changed=False, **result)
+    finish(module, lambda: run(module.params))
 
 
 if __name__ == "__main__":

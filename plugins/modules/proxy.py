@@ -72,9 +72,9 @@ failure:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import check_values
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs_proxy import check_openness
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.proxy_host import ProxyHost, Site
 
 ARGUMENTS = {
@@ -121,12 +121,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec=ARGUMENTS, supports_check_mode=True, required_if=[("state", "present", ["site", "settings"])]
     )
-    try:
-        module.exit_json(**run(module.params, ProxyHost(), check=module.check_mode))
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
-    except OSError as error:
-        module.fail_json(msg=f"host: {error}. Fix: see that root may write there and that the disk is not full.")
+    finish(module, lambda: run(module.params, ProxyHost(), check=module.check_mode), host_faults=(OSError,))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.deployment_status import unused
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load_state
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import prune
 
@@ -99,10 +100,7 @@ def run(params: dict[str, object], *, check: bool) -> dict[str, object]:
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        module.exit_json(**run(module.params, check=module.check_mode))
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
+    finish(module, lambda: run(module.params, check=module.check_mode))
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ failure:
 from dataclasses import asdict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.openai_api import Server
 from ansible_collections.firstlight.vllm.plugins.module_utils.readiness import (
     Expected,
@@ -166,7 +166,11 @@ def run(module: AnsibleModule) -> dict[str, object]:
     )
     watch = Watch(**params["watch"])
     waiter = Waiter(expected, Server(params["base_url"], params["api_key"] or None), Systemd())
-    ready = waiter.watch(watch, slice_s=params["slice_s"], stall_s=params["stall_timeout_s"])
+    try:
+        ready = waiter.watch(watch, slice_s=params["slice_s"], stall_s=params["stall_timeout_s"])
+    except ServerDiedError as error:
+        failure = {**error.as_dict(), **error.verdict.as_dict()}
+        return {"msg": error.message, "failure": failure, "journal": error.tail}
     if ready is None:
         return {"changed": False, "ready": False, "watch": asdict(watch)}
     return {
@@ -184,13 +188,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        module.exit_json(**run(module))
-    except ServerDiedError as error:
-        verdict = error.verdict.as_dict()
-        module.fail_json(msg=error.message, failure={**error.as_dict(), **verdict}, journal=error.tail)
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
+    finish(module, lambda: run(module))
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ import json
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import commit, remove, start
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_stage import Settings, stage_release
@@ -227,10 +227,7 @@ def run(module: AnsibleModule) -> dict[str, object]:
     systemd = Systemd()
     if params["state"] == "staged":
         settings = Settings(**params["settings"])
-        result = stage_release(layout, settings, secrets=params["secrets"], check=check, diff=module._diff)
-        for problem in result["problems"]:
-            module.warn(f"{problem['where']}: {problem['message']} Fix: {problem['fix']}")
-        return result
+        return stage_release(layout, settings, secrets=params["secrets"], check=check, diff=module._diff)
     if params["state"] == "removed":
         removed = remove(layout, systemd, check=check)
         return {"changed": bool(removed), "release": "", "removed": removed}
@@ -275,12 +272,7 @@ def main() -> None:
             ("state", "committed", ["release"]),
         ],
     )
-    try:
-        module.exit_json(**run(module))
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
-    except (OSError, json.JSONDecodeError) as error:
-        module.fail_json(msg=f"host: {error}. Fix: see that root may write there and that the disk is not full.")
+    finish(module, lambda: run(module), host_faults=(OSError, json.JSONDecodeError))
 
 
 if __name__ == "__main__":

@@ -188,8 +188,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.cutover import CutoverStore
 from ansible_collections.firstlight.vllm.plugins.module_utils.cutover_guard import Guard
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_view import Host
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import wanted_from
@@ -266,13 +266,7 @@ def _diff(before: dict[str, object], store: CutoverStore, result: dict[str, Any]
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        result = run(module)
-        for text in result.pop("warnings"):
-            module.warn(text)
-        module.exit_json(**result)
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
+    finish(module, lambda: run(module))
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.acceptance import Evidence
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.openai_api import Server
 from ansible_collections.firstlight.vllm.plugins.module_utils.prompts import DEFAULT, resolve
 from ansible_collections.firstlight.vllm.plugins.module_utils.sandbox_process import Limits
@@ -309,34 +309,38 @@ def message_of(error: SmokeFailure, failure: dict[str, Any]) -> str:
     return error.message if failure["id"] == error.kind else f"{failure['cause']} Fix: {failure['remedy']}"
 
 
-def main() -> None:
-    """Entry point."""
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+def prove(module: AnsibleModule) -> dict[str, Any]:
+    """Run the test; returns the module's result.
+
+    Raises:
+        FirstlightError: an option cannot be used.
+    """
     params = module.params
     started = {key: params["start"][key] for key in START_KEYS if key in params["start"]}
     report: dict[str, Any] = {**started, "base_url": params["base_url"], "model": params["model"]}
+    server = Server(params["base_url"], params["api_key"] or None, params["request_timeout_s"])
+    # in check mode the drafter may not be there yet
+    plan = plan_of(params, read_drafter=not module.check_mode)
+    if module.check_mode:
+        return {"changed": False, "report": {}, "msg": "Check mode: no request was sent to the server."}
     try:
-        server = Server(params["base_url"], params["api_key"] or None, params["request_timeout_s"])
-        # in check mode the drafter may not be there yet
-        plan = plan_of(params, read_drafter=not module.check_mode)
-        if module.check_mode:
-            module.exit_json(changed=False, report={}, msg="Check mode: no request was sent to the server.")
         found = run(server, plan).as_dict()
     except SmokeFailure as error:
         found = error.report.as_dict()
         report.update(found)
         found.pop("warnings")
         failure = explain(error, params["unit"], params["invocation_id"])
-        module.fail_json(
-            msg=message_of(error, failure), failure=failure, report=report, firstlight_report=report, **found
-        )
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
+        message = message_of(error, failure)
+        return {"msg": message, "failure": failure, "report": report, "firstlight_report": report, **found}
     verified_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     report.update(found, verified_at=verified_at)
-    for warning in found.pop("warnings"):
-        module.warn(warning)
-    module.exit_json(changed=False, report=report, verified_at=verified_at, **found)
+    return {"changed": False, "report": report, "verified_at": verified_at, **found}
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    finish(module, lambda: prove(module))
 
 
 if __name__ == "__main__":

@@ -42,10 +42,11 @@ firstlight_status:
 """
 
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.deployment_status import status
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
 
@@ -56,15 +57,16 @@ ARGUMENTS = {
 }
 
 
+def run(params: dict[str, Any]) -> dict[str, Any]:
+    """Look at the deployment; returns the module's result."""
+    layout = Layout(params["unit"], config_dir=Path(params["config_dir"]))
+    return {"changed": False, "firstlight_status": status(layout, Systemd(), params["api_key"])}
+
+
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    layout = Layout(module.params["unit"], config_dir=Path(module.params["config_dir"]))
-    try:
-        found = status(layout, Systemd(), module.params["api_key"])
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
-    module.exit_json(changed=False, firstlight_status=found)
+    finish(module, lambda: run(module.params))
 
 
 if __name__ == "__main__":

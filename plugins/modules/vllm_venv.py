@@ -101,24 +101,27 @@ failure:
 """
 
 from dataclasses import asdict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import appeared, finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.venv_arguments import ARGUMENTS, request_of
 from ansible_collections.firstlight.vllm.plugins.module_utils.venv_install import ensure
 
 
-def main() -> None:
-    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    try:
-        outcome = ensure(request_of(module.params), check=module.check_mode)
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
+def run(module: AnsibleModule) -> dict[str, Any]:
+    """Have the environment; returns the module's result."""
+    outcome = ensure(request_of(module.params), check=module.check_mode)
     result = asdict(outcome)
     if module._diff:
-        after = f"{outcome.path}: {outcome.packages} packages\n"
-        result["diff"] = {"before": "" if outcome.changed else after, "after": after}
-    module.exit_json(**result)
+        result["diff"] = appeared(f"{outcome.path}: {outcome.packages} packages\n", changed=outcome.changed)
+    return result
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
+    finish(module, lambda: run(module))
 
 
 if __name__ == "__main__":

@@ -89,27 +89,30 @@ failure:
 """
 
 from dataclasses import asdict
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import appeared, finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.venv_arguments import ARGUMENTS, request_of
 from ansible_collections.firstlight.vllm.plugins.module_utils.venv_wheelhouse import build
 
 
-def main() -> None:
-    arguments = {**ARGUMENTS, "path": {"type": "path", "default": "/srv/wheelhouse"}}
-    module = AnsibleModule(argument_spec=arguments, supports_check_mode=True)
+def run(module: AnsibleModule) -> dict[str, Any]:
+    """Have the folder of wheels; returns the module's result."""
     params = dict(module.params)
     folder = params.pop("path")
-    try:
-        outcome = build(request_of(params), folder, check=module.check_mode)
-    except FirstlightError as error:
-        module.fail_json(msg=error.message, failure=error.as_dict())
+    outcome = build(request_of(params), folder, check=module.check_mode)
     result = asdict(outcome)
     if module._diff:
-        after = f"{outcome.path}: digest {outcome.digest}\n"
-        result["diff"] = {"before": "" if outcome.changed else after, "after": after}
-    module.exit_json(**result)
+        result["diff"] = appeared(f"{outcome.path}: digest {outcome.digest}\n", changed=outcome.changed)
+    return result
+
+
+def main() -> None:
+    """Entry point."""
+    arguments = {**ARGUMENTS, "path": {"type": "path", "default": "/srv/wheelhouse"}}
+    module = AnsibleModule(argument_spec=arguments, supports_check_mode=True)
+    finish(module, lambda: run(module))
 
 
 if __name__ == "__main__":
