@@ -20,6 +20,15 @@ ARCHITECTURES = {
     "laguna": "DFlashLagunaForCausalLM",
     "quantised": "DFlashDraftModel",
 }
+# the sizes that tell one published drafter from another
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
 LAYER = re.compile(r"^layers\.(\d{1,6})\.(.+)$")
 _QUANTISED = re.compile(
     r"(_scale(_inv|_2)?|_scale_shift|\.scales|\.qweight|\.qzeros|\.g_idx|_zero_point|\.weight_packed|\.absmax|"

@@ -11,18 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .drafter_family import Shape
+from .drafter_family import SIZES, Shape
 from .drafter_target import Target
 from .errors import FirstlightError
-
-_SHAPE_KEYS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-)
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ def parse_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
 
 
 def _parse_row(row: Mapping[str, Any]) -> Row:
-    shape = {name: int(row["shape"][name]) for name in (*_SHAPE_KEYS, "num_taps")}
+    shape = {name: int(row["shape"][name]) for name in (*SIZES, "num_taps")}
     target = dict(row["target"])
     for name in ("num_hidden_layers", "vocab_size"):
         target[name] = int(target[name])
@@ -100,7 +91,7 @@ def rows_of_shape(rows: Sequence[Row], family: str, shape: Shape, taps: int | No
         row
         for row in rows
         if row.family == backbone
-        and all(row.shape[name] == getattr(shape, name) for name in _SHAPE_KEYS)
+        and all(row.shape[name] == getattr(shape, name) for name in SIZES)
         and taps in {None, row.shape["num_taps"]}
         and row.target["num_hidden_layers"] == target.num_hidden_layers
         and row.target["vocab_size"] == target.vocab_size
@@ -157,7 +148,7 @@ def nearest(rows: Sequence[Row], shape: Shape, taps: int) -> str:
     """For a drafter in no row: rows that differ in one size only, to point at a likely slip."""
     near = []
     for row in rows:
-        sizes = {name: getattr(shape, name) for name in _SHAPE_KEYS} | {"num_taps": taps}
+        sizes = {name: getattr(shape, name) for name in SIZES} | {"num_taps": taps}
         differing = [name for name, value in sizes.items() if row.shape[name] != value]
         if len(differing) == 1:
             name = differing[0]

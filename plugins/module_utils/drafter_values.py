@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .drafter_family import SIZES
 from .drafter_report import Problem
 from .safetensors_header import quoted
 
@@ -49,18 +50,7 @@ _TOKENS = Kind(lambda value: _TOKEN.test(value) or _integers(value), "a token id
 
 # Sizes that the weights decide. They may be given, but only as they are.
 FROM_WEIGHTS: Mapping[str, Kind] = {
-    name: _integer(1)
-    for name in (
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "num_target_layers",
-        "vocab_size",
-        "draft_vocab_size",
-    )
+    name: _integer(1) for name in (*SIZES, "num_target_layers", "vocab_size", "draft_vocab_size")
 }
 # What the weights leave open.
 OPEN: Mapping[str, Kind] = {

@@ -45,6 +45,11 @@ def finish(
     module.exit_json(**result)
 
 
+def rewritten(path: str, before: str, after: str) -> dict[str, str]:
+    """The diff of one file."""
+    return {"before_header": path, "after_header": path, "before": before, "after": after}
+
+
 def appeared(text: str, *, changed: bool) -> dict[str, str]:
     """The diff of something that is there afterwards, and was before unless that is the change."""
     return {"before": "" if changed else text, "after": text}

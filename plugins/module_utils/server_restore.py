@@ -272,13 +272,7 @@ def _prove(host: Host, old: OldServer, unit: str, no_progress_s: float) -> Answe
         if same_server(answer, old.models):
             return answer
         state = host.systemd.show(unit) if unit else None
-        if state is not None and _dead(state):
-            raise _failed(
-                host,
-                old,
-                state,
-                f"its unit is {state.active_state} ({state.exit_text or state.result or state.load_state})",
-            )
+        _require_alive(host, old, state)
         progress = f"{answer} {_progress(host, old, state)}"
         if progress != seen:
             moved_at, seen = time.monotonic(), progress
@@ -293,20 +287,18 @@ def _prove_alive(host: Host, old: OldServer, unit: str) -> Answer:
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         state = host.systemd.show(unit) if unit else None
-        if state is not None and _dead(state):
-            raise _failed(
-                host,
-                old,
-                state,
-                f"its unit is {state.active_state} ({state.exit_text or state.result or state.load_state})",
-            )
+        _require_alive(host, old, state)
         time.sleep(_POLL_S)
     return Answer(False, seen="its address is unknown")
 
 
-def _dead(state: UnitState) -> bool:
+def _require_alive(host: Host, old: OldServer, state: UnitState | None) -> None:
+    if state is None:
+        return
     gone = state.active_state in {"failed", "inactive"} and not state.job
-    return gone or state.n_restarts >= _GIVE_UP_RESTARTS
+    if gone or state.n_restarts >= _GIVE_UP_RESTARTS:
+        how = state.exit_text or state.result or state.load_state
+        raise _failed(host, old, state, f"its unit is {state.active_state} ({how})")
 
 
 def _progress(host: Host, old: OldServer, state: UnitState | None) -> str:

@@ -203,7 +203,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.drafter_deploy imp
 )
 from ansible_collections.firstlight.vllm.plugins.module_utils.drafter_place import Placement
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
-from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish, rewritten
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "path": {"type": "path", "required": True},
@@ -251,12 +251,7 @@ def result_of(plan: Plan) -> dict[str, Any]:
         "config_digest": plan.report.config_digest,
         "bytes_read": plan.bytes_read,
         "files": files_of(plan.placements),
-        "diff": {
-            "before_header": f"{plan.dest}/{CONFIG_NAME}",
-            "after_header": f"{plan.dest}/{CONFIG_NAME}",
-            "before": plan.before or "",
-            "after": plan.after,
-        },
+        "diff": rewritten(f"{plan.dest}/{CONFIG_NAME}", plan.before or "", plan.after),
     }
 
 

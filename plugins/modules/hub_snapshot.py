@@ -144,7 +144,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.hub_fetch import Snapshot, check, fetch, is_whole
-from ansible_collections.firstlight.vllm.plugins.module_utils.hub_files import inspect_model
+from ansible_collections.firstlight.vllm.plugins.module_utils.hub_files import ModelFolder, inspect_model
 from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import appeared, finish
 
 ARGUMENTS = {
@@ -189,35 +189,25 @@ def provide(params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
         check(snapshot)
         path, changed = str(snapshot.folder), not is_whole(snapshot)
         if changed and check_mode:
-            return {
-                "changed": True,
-                "path": path,
-                "architectures": [],
-                "weights": [],
-                "weight_bytes": 0,
-                "seconds": 0.0,
-            }
+            return told(path, changed=True)
         if changed:
             since = time.monotonic()
             fetch(snapshot)
             seconds = round(time.monotonic() - since, 3)
     if params.get("weights_only"):
         # the module drafter_config looks at these, and closer
-        return {
-            "changed": changed,
-            "path": path,
-            "architectures": [],
-            "weights": [],
-            "weight_bytes": 0,
-            "seconds": seconds,
-        }
-    model = inspect_model(path, variable=f"{variable}_path")
+        return told(path, changed=changed, seconds=seconds)
+    return told(path, changed=changed, seconds=seconds, model=inspect_model(path, variable=f"{variable}_path"))
+
+
+def told(path: str, *, changed: bool, seconds: float = 0.0, model: ModelFolder | None = None) -> dict[str, Any]:
+    """The module's result; nothing is known of a model that is not there or was not looked at."""
     return {
         "changed": changed,
         "path": path,
-        "architectures": list(model.architectures),
-        "weights": list(model.weights),
-        "weight_bytes": model.weight_bytes,
+        "architectures": list(model.architectures) if model else [],
+        "weights": list(model.weights) if model else [],
+        "weight_bytes": model.weight_bytes if model else 0,
         "seconds": seconds,
     }
 

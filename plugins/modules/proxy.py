@@ -74,7 +74,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import check_values
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs_proxy import check_openness
-from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish, rewritten
 from ansible_collections.firstlight.vllm.plugins.module_utils.proxy_host import ProxyHost, Site
 
 ARGUMENTS = {
@@ -111,9 +111,7 @@ def run(params: dict[str, Any], host: ProxyHost, *, check: bool) -> dict[str, An
             certificate_key=settings.get("proxy_certificate_key", ""),
         )
         changes, after = host.ensure(site, check=check), site.text
-    name = str(host.site_file)
-    diff = {"before_header": name, "after_header": name, "before": before, "after": after}
-    return {"changed": bool(changes), "changes": changes, "diff": diff}
+    return {"changed": bool(changes), "changes": changes, "diff": rewritten(str(host.site_file), before, after)}
 
 
 def main() -> None:

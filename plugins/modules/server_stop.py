@@ -189,7 +189,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.firstlight.vllm.plugins.module_utils.cutover import CutoverStore
 from ansible_collections.firstlight.vllm.plugins.module_utils.cutover_guard import Guard
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_view import Host
-from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
+from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish, rewritten
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import wanted_from
@@ -255,12 +255,8 @@ def _diff(before: dict[str, object], store: CutoverStore, result: dict[str, Any]
     told = after.public() if after else {}
     if result["changed"] and told == before:  # check mode: the record is as it was
         told = {"phase": "stopped", "old": result.get("found", before.get("old"))}
-    return {
-        "before_header": str(store.path),
-        "after_header": str(store.path),
-        "before": json.dumps(before, indent=1, sort_keys=True) + "\n",
-        "after": json.dumps(told, indent=1, sort_keys=True) + "\n",
-    }
+    texts = (json.dumps(record, indent=1, sort_keys=True) + "\n" for record in (before, told))
+    return rewritten(str(store.path), *texts)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,13 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.processes import L
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
 
 DOCKER_ID = "d0" * 32
+
+
+def free_port() -> int:
+    """A TCP port that nobody holds."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def process(

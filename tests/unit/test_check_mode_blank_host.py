@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from support_hosts import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = "firstlight.vllm.vllm_install : Install vLLM from its lock"
@@ -45,9 +45,7 @@ def test_everything_is_told_and_nothing_is_done(tmp_path: Path) -> None:
     for name, text in (("systemctl", SYSTEMCTL), *((name, "#!/bin/sh\n") for name in ("docker", "podman"))):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     given = yaml.safe_load((ROOT / "inventory" / "demo" / "group_vars" / "all.yml").read_text()) | {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,

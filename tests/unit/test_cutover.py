@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.process_recipe imp
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted, wanted_from
 from hypothesis import given
 from hypothesis import strategies as st
-from support_hosts import FakeUnits
+from support_hosts import FakeUnits, free_port
 
 STANDIN = Path(__file__).parents[1] / "standins" / "sglang.py"
 RECIPE = ProcessRecipe(
@@ -285,9 +284,7 @@ def fake_bin(tmp_path: Path) -> Path:
 
 
 def test_the_guards_program_restores_a_real_server_by_itself(tmp_path: Path, fake_bin: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     store = CutoverStore("vllm", tmp_path / "var")
     argv = (sys.executable, "-I", "-S", str(STANDIN), "serve", "--port", str(port), "--tp-size", "0")
     recipe = replace(RECIPE, program=sys.executable, argv=argv, cwd=str(tmp_path), uid=os.getuid())

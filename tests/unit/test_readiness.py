@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import textwrap
@@ -27,6 +26,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.readiness import (
     is_engine,
 )
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import JournalEntry
+from support_hosts import free_port
 from support_release import FakeSystemd, cmdline, layout_in
 
 UNIT = "vllm.service"
@@ -77,9 +77,7 @@ WELL: dict[str, Any] = {"/health": [200, ""], "/v1/models": [200, MODELS]}
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 Launch = Callable[..., subprocess.Popen[str]]

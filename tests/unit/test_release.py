@@ -30,17 +30,12 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.release import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from support_release import layout_in
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Layout:
-    return Layout(
-        "vllm",
-        config_dir=tmp_path / "etc",
-        state_dir=tmp_path / "lib",
-        unit_dir=tmp_path / "systemd",
-        cache_parent=tmp_path / "cache",
-    )
+    return layout_in(tmp_path)
 
 
 def make(**changes: Any) -> Release:

@@ -26,7 +26,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.release import Lay
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_stop import StopOptions, stop_server
-from support_hosts import FakeUnits, gpu
+from support_hosts import FakeUnits, free_port, gpu
 
 STANDIN = Path(__file__).parents[1] / "standins" / "sglang.py"
 
@@ -49,12 +49,6 @@ class RealHost(Host):
 
     def gpu_holders(self) -> list[GpuHolder]:
         return [each for each in self.holders if processes.read_process(each.pid)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

@@ -18,7 +18,8 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.release import Lay
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_stop import StopOptions, stop_server
-from test_server_stop import STANDIN, free_port, serving
+from support_hosts import free_port
+from test_server_stop import STANDIN, serving
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
 
