@@ -56,7 +56,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, dict) else config
 
 
-def _layers(config: Mapping[str, Any]) -> tuple[int, int]:
+def layer_counts(config: Mapping[str, Any]) -> tuple[int, int]:
     """Number of full-attention and of recurrent (linear attention) layers."""
     types = config.get("layer_types")
     total = int(config["num_hidden_layers"])
@@ -104,7 +104,7 @@ def request_gib(
         drafter: the drafter's ``config.json``; None without speculation.
     """
     config = text_config(target)
-    full, linear = _layers(config)
+    full, linear = layer_counts(config)
     drafting = int(drafter["num_hidden_layers"]) if drafter else 0
     per_token = _token_bytes(config, tensor_parallel)
     if not linear:

@@ -14,6 +14,7 @@ from typing import Any
 from .cache_key import cache_key
 from .errors import FirstlightError
 from .gpus import query
+from .graph_rules import graph_rules
 from .memory_fit import GIB
 from .preflight_rules import Problem, Wanted, memory_rules, model_rules
 from .release import Layout, compose, diff_of
@@ -210,6 +211,7 @@ def stage_release(
             weights_gib=weights_gib(settings.target) + (weights_gib(settings.drafter) if settings.drafter else 0),
         )
         problems = [*model_rules(target, drafter, wanted), *memory_problems, *_readable(settings)]
+        problems += graph_rules(gpus[: wanted.tensor_parallel], settings.serve, target, drafter)
     problems += [*_name_free(layout), *_visible(settings)]
     refuse(problems)
     key = cache_key(

@@ -56,7 +56,8 @@ def serve_config(settings: Mapping[str, Any], extra: Mapping[str, Any] | None = 
     Args:
         settings: flag to value, firstlight's own; ``None``, an empty string and an empty mapping leave the
             flag out, ``False`` becomes the flag's ``no-`` form.
-        extra: the user's flags; wins over ``settings``, except for the flags in `OWNED`.
+        extra: the user's flags; wins over ``settings``, except for the flags in `OWNED`. Where both give a mapping
+            (``compilation-config``), the user's keys win, and ``compilation-config.<key>`` is one of its keys.
 
     Returns:
         Flag (hyphens, sorted) to value, with no ``False`` and no empty value in it.
@@ -94,8 +95,29 @@ def serve_config(settings: Mapping[str, Any], extra: Mapping[str, Any] | None = 
                 fix="keep one of the two.",
             )
         seen[base] = str(key)
-        merged.pop(base, None)
+        ours = merged.pop(base, None)
         merged.pop(f"no-{base}", None)
+        if isinstance(ours, Mapping) and isinstance(given, Mapping):
+            given = {**ours, **given}
         if value is not None:
             merged[name] = given
-    return dict(sorted(merged.items()))
+    return dict(sorted(_folded(merged).items()))
+
+
+def _folded(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Put ``flag.key`` into the mapping of ``flag`` where there is one: vLLM would take the one and drop the other."""
+    whole = {name: value for name, value in flags.items() if "." not in name}
+    for name, value in flags.items():
+        base, dot, key = name.partition(".")
+        if not dot:
+            continue
+        if not isinstance(whole.get(base), Mapping):
+            whole[name] = value
+            continue
+        *parents, last = key.split(".")
+        whole[base] = inner = dict(whole[base])
+        for parent in parents:
+            inner[parent] = dict(inner[parent]) if isinstance(inner.get(parent), Mapping) else {}
+            inner = inner[parent]
+        inner[last] = value
+    return whole

@@ -99,7 +99,7 @@ def bursts(address: str, model: str, sizes: list[int], tokens: int, seconds: flo
         if number >= len(sizes) and time.monotonic() > until:
             break
         jobs = [
-            (prompt_of(draw, draw.choice([16, 100, 256, 700, 2000])), draw.randrange(tokens // 2, tokens * 2))
+            (prompt_of(draw, draw.choice([20, 100, 256, 700, 2000])), draw.randrange(tokens // 2, tokens * 2))
             for _ in range(size)
         ]
         results = at_once(address, model, jobs, 180)

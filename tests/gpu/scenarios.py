@@ -164,11 +164,11 @@ def measured(record: Record, unit: str, port: int, burst_s: int) -> None:
 
 
 def full_size(record: Record) -> None:
-    """Full size with speculation, alone: cold and warm start, memory, speed, minutes of bursts.
+    """Full size with speculation, alone: cold and warm start, memory, speed, minutes of bursts; then other graphs.
 
-    FLAGS (JSON) adds flags; VARIANT names the unit, so that a start with other flags stands beside the first.
+    FLAGS (JSON) adds flags; VARIANTS says which settings are tried afterwards, see `VARIANTS`.
     """
-    unit, port = "fl-full" + os.environ.get("VARIANT", ""), 30011
+    unit, port = "fl-full", 30011
     flags = json.loads(os.environ.get("FLAGS", "{}"))
     record["cold"] = play("full-cold", "tests/gpu/start.yml", full(unit, port, drafting=True, flags=flags))
     record["memory"] = gpu_memory()
@@ -180,10 +180,56 @@ def full_size(record: Record) -> None:
     since = time.time()
     run(inside(["systemctl", "start", unit]))
     record["warm_ready_s"] = await_health(unit, port, 400)
-    record["warm_bursts"] = load(record, "warm_bursts", port, "--bursts", "1,16", "--tokens", "32")
+    load(record, "warm_bursts", port, "--bursts", "1,16", "--tokens", "32")
     record["warm_s"] = round(time.time() - since, 1)
     stop(record, unit)
+    for name in os.environ.get("VARIANTS", "graphs,eager").split(","):
+        record[f"variant_{name}"] = variant(unit, port, name)
     record["done"] = True
+
+
+# what each changes in the file of `vllm serve --config`; the first is vLLM's own choice
+VARIANTS: dict[str, Callable[[str], str]] = {
+    "graphs": lambda text: text.replace("PIECEWISE", "FULL_AND_PIECEWISE"),
+    "async": lambda text: text.replace("PIECEWISE", "FULL_AND_PIECEWISE") + "no-async-scheduling: true\n",
+    "eager": lambda text: text + "enforce-eager: true\n",
+}
+
+
+def variant(unit: str, port: int, name: str) -> dict[str, Any]:
+    """The same release with one setting changed by hand: one stream, then bursts, for as long as it lives."""
+    path = next(Path("/etc/firstlight", unit, "releases").glob("*/serve.yaml"))
+    text = path.read_text()
+    path.write_text(VARIANTS[name](text))
+    seen = Record(f"full-{name}")
+    run(inside(["systemctl", "reset-failed", unit]))
+    run(inside(["systemctl", "start", unit]))
+    invocation = show(unit)["InvocationID"]
+    seen["ready_s"] = await_health(unit, port, 400)
+    load(seen, "streams_1", port, "--streams", "1", "--tokens", "256", "--seconds", "8")
+    load(seen, "bursts", port, "--bursts", "1,16,8,16,4,12,6,8", "--tokens", "64", "--seconds", "20", limit_s=240)
+    if not seen.content["bursts"].get("died", True):
+        load(seen, "streams_8", port, "--streams", "8", "--tokens", "256", "--seconds", "8")
+    seen["verdict"] = judged(messages(unit, invocation))
+    stop(seen, unit)
+    (OUT / f"full-{name}.log").write_text("\n".join(messages(unit, invocation)))
+    path.write_text(text)
+    seen["ended"] = True
+    return seen.content
+
+
+def wide(record: Record) -> None:
+    """A small hybrid target with two groups of attention layers: vLLM's own graphs, then the deployment's."""
+    unit, port = "fl-wide", 30005
+    if "full" in os.environ.get("AFTER", ""):
+        await_record("full", "stopped", 1500)
+    models = {"model_path": str(MODELS / "wide"), "drafter_path": str(MODELS / "wide-drafter/drafter.safetensors")}
+    for name, mode in (("graphs", ""), ("default", "PIECEWISE")):
+        values = tiny(unit, port) | models | {"vllm_server_cudagraph_mode": mode}
+        record[name] = play(f"wide-{name}", "site.yml", values)
+        record[f"{name}_left"] = left(unit, port)
+        journal(unit)
+    stop(record, unit)
 
 
 def plain(record: Record) -> None:
@@ -201,6 +247,7 @@ def plain(record: Record) -> None:
 
 SCENARIOS: dict[str, Callable[[Record], None]] = {
     "taps": taps, "refused": refused, "held": held, "flash": flash.build, "full": full_size, "plain": plain,
+    "wide": wide,
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ REFERENCE = {
     "attention-backend": "FLASH_ATTN",
     "gdn-prefill-backend": "triton",
     "disable-custom-all-reduce": True,
+    "compilation-config": {"cudagraph_mode": "PIECEWISE"},
     "speculative-config": {"method": "dflash", "model": "/srv/drafter", "num_speculative_tokens": 15},
 }
 
@@ -48,7 +49,8 @@ def served(**given: Any) -> dict[str, Any]:
             return {name: rendered(each) for name, each in value.items()}
         return environment.from_string(value).render(values) if isinstance(value, str) else value
 
-    values["__vllm_server_speculative"] = rendered(flags["__vllm_server_speculative"])
+    for name in ("__vllm_server_speculative", "__vllm_server_compilation"):
+        values[name] = rendered(flags[name])
     return serve_config(rendered(flags["__vllm_server_flags"]), values["vllm_server_extra_args"])
 
 
@@ -63,6 +65,18 @@ def test_code_beside_the_weights_runs_only_when_asked_for() -> None:
 
 def test_without_a_drafter_nothing_speculates() -> None:
     assert "speculative-config" not in served(drafter_enabled=False)
+
+
+def test_cuda_graphs_are_left_to_vllm_where_the_drafter_cannot_break_them_or_the_site_says_so() -> None:
+    assert "compilation-config" not in served(drafter_enabled=False)
+    assert "compilation-config" not in served(vllm_install_platform="cpu")
+    assert "compilation-config" not in served(vllm_server_cudagraph_mode="")
+
+
+def test_what_a_site_adds_to_the_compilation_leaves_the_graphs_as_they_are() -> None:
+    sizes = {"cudagraph_capture_sizes": [16, 32]}
+    for extra in ({"compilation_config": sizes}, {"compilation-config.cudagraph_capture_sizes": [16, 32]}):
+        assert served(vllm_server_extra_args=extra)["compilation-config"] == {"cudagraph_mode": "PIECEWISE", **sizes}
 
 
 def test_any_other_flag_goes_through_one_mapping() -> None:

@@ -101,3 +101,25 @@ def test_the_filter_merges_and_turns_a_fault_into_ansibles_error() -> None:
 )
 def test_the_local_url_of_an_address(host: str, url: str) -> None:
     assert UrlFilters().filters()["local_url"](host, 30000) == url
+
+
+def test_a_mapping_of_the_users_adds_to_the_one_that_is_set_and_wins() -> None:
+    ours = {"compilation-config": {"cudagraph_mode": "PIECEWISE", "level": 3}}
+    given = {"compilation_config": {"level": 2, "sizes": [1]}}
+    assert serve_config(ours, given) == {
+        "compilation-config": {"cudagraph_mode": "PIECEWISE", "level": 2, "sizes": [1]}
+    }
+
+
+def test_a_dotted_key_goes_into_the_mapping_that_is_set() -> None:
+    ours = {"compilation-config": {"cudagraph_mode": "PIECEWISE", "pass_config": {"a": 1}}}
+    given = {"compilation-config.pass_config.b": 2, "compilation-config.cudagraph_mode": "NONE", "other.key": 1}
+    assert serve_config(ours, given) == {
+        "compilation-config": {"cudagraph_mode": "NONE", "pass_config": {"a": 1, "b": 2}},
+        "other.key": 1,
+    }
+    assert ours["compilation-config"]["pass_config"] == {"a": 1}, "what is given stays as it was"
+
+
+def test_a_flag_that_is_taken_out_takes_its_mapping_along() -> None:
+    assert serve_config({"compilation-config": {"cudagraph_mode": "PIECEWISE"}}, {"compilation-config": None}) == {}
