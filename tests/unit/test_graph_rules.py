@@ -5,24 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.firstlight.vllm.plugins.module_utils.gpus import Gpu
 from ansible_collections.firstlight.vllm.plugins.module_utils.graph_rules import (
     attention_groups,
     cudagraph_mode,
     graph_rules,
 )
-
-TARGET: dict[str, Any] = {
-    "text_config": {
-        "num_hidden_layers": 64, "full_attention_interval": 4, "linear_num_value_heads": 48,
-        "num_key_value_heads": 4, "head_dim": 256,
-    }
-}  # fmt: skip
-DRAFTER = {"num_hidden_layers": 5, "num_key_value_heads": 8, "head_dim": 128}
-
-
-def gpu(compute_capability: str) -> Gpu:
-    return Gpu(0, "GPU-0", f"a GPU of {compute_capability}", 143771, 0, "580.95.05", compute_capability)
+from support_hosts import gpu
+from support_models import DRAFTER, TARGET
 
 
 def hybrid(layers: int, interval: int, **more: Any) -> dict[str, Any]:
@@ -66,7 +55,7 @@ def test_the_mode_is_read_as_vllm_reads_it(serve: dict[str, Any], mode: str) -> 
 @pytest.mark.parametrize("mode", ["", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
 def test_full_graphs_are_warned_of_with_the_remedy(mode: str) -> None:
     serve = {"compilation-config": {"cudagraph_mode": mode}} if mode else {}
-    [problem] = graph_rules([gpu("9.0")], serve, TARGET, DRAFTER)
+    [problem] = graph_rules([gpu()], serve, TARGET, DRAFTER)
     assert (problem.id, problem.severity) == ("full-graphs-lose-attention", "warning")
     assert problem.where == "vllm_server_cudagraph_mode"
     assert "4 cache groups" in problem.message
@@ -89,4 +78,4 @@ def test_full_graphs_are_warned_of_with_the_remedy(mode: str) -> None:
 def test_where_nothing_is_lost_or_nothing_is_known_there_is_no_warning(
     compute_capability: str, serve: dict[str, Any], drafter: dict[str, Any] | None
 ) -> None:
-    assert graph_rules([gpu(compute_capability)], serve, TARGET, drafter) == []
+    assert graph_rules([gpu(compute_capability=compute_capability)], serve, TARGET, drafter) == []

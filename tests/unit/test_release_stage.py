@@ -13,7 +13,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.errors import Firs
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import ENVIRONMENT, Layout, load
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_stage import Settings, stage_release
 from support_hosts import gpu
-from support_models import TARGET
+from support_models import DRAFTER, TARGET
 from support_release import layout_in
 
 CONFIG = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
@@ -91,6 +91,20 @@ def test_the_gpus_are_asked_once_and_shape_both_the_verdict_and_the_cache(
     second = staged(layout, replace(settings, platform="cuda"))
     assert second["cache_root"] != first["cache_root"]
     assert answers == []
+
+
+def test_graphs_that_lose_attention_are_warned_of_before_anything_stops(
+    layout: Layout, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_stage, "query", lambda: [gpu(0), gpu(1)])
+    Path(settings.target, "config.json").write_text(json.dumps(TARGET))
+    drafter = Path(settings.target).with_name("drafter")
+    drafter.mkdir()
+    (drafter / "config.json").write_text(json.dumps(DRAFTER))
+    wanted = replace(settings, platform="cuda", drafter=str(drafter))
+    assert [problem["id"] for problem in staged(layout, wanted)["problems"]] == ["full-graphs-lose-attention"]
+    safe = {**settings.serve, "compilation-config": {"cudagraph_mode": "PIECEWISE"}}
+    assert staged(layout, replace(wanted, serve=safe))["problems"] == []
 
 
 def test_a_cpu_build_asks_no_gpu(layout: Layout, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
