@@ -148,9 +148,11 @@ class Record:
         part.replace(self.path)
 
 
-def load(record: Record, key: str, port: int, *arguments: str, limit_s: float = 400) -> dict[str, Any]:
+def load(
+    record: Record, key: str, port: int, *arguments: str, model: str = "full", limit_s: float = 400
+) -> dict[str, Any]:
     """Run the load generator against a server."""
-    argv = [sys.executable, str(REPO / "tests/gpu/load.py"), f"127.0.0.1:{port}", "full", *arguments]
+    argv = [sys.executable, str(REPO / "tests/gpu/load.py"), f"127.0.0.1:{port}", model, *arguments]
     done = run(argv, timeout=limit_s)
     try:
         result = json.loads(done.stdout.splitlines()[-1])

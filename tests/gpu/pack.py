@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--uv", default="uv")
     parser.add_argument("--provided", type=Path)
-    parser.add_argument("--part-mb", type=float, default=49)
+    parser.add_argument("--part-mb", type=float, default=44)
     parser.add_argument("--out", type=Path, default=ROOT / ".gpu")
     given = parser.parse_args()
     provided = set(given.provided.read_text().split()) if given.provided else set()

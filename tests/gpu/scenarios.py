@@ -229,6 +229,7 @@ def wide(record: Record) -> None:
         record[name] = play(f"wide-{name}", "site.yml", values)
         record[f"{name}_left"] = left(unit, port)
         journal(unit)
+    load(record, "answers", port, "--answers", "16", "--seconds", "20", model="tiny")
     stop(record, unit)
 
 

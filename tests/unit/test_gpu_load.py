@@ -17,8 +17,10 @@ import load
 
 
 @contextmanager
-def server(fault: Callable[[int], bool] = lambda _: False) -> Iterator[tuple[str, list[int]]]:
-    """Completions of exactly the length asked for; `fault` is told how many run and may fail the request."""
+def server(
+    fault: Callable[[int], bool] = lambda _: False, garble: Callable[[int], bool] = lambda _: False
+) -> Iterator[tuple[str, list[int]]]:
+    """Completions of exactly the length asked for; told how many run, `fault` fails and `garble` spoils the answer."""
     running, most, lock = [0], [0], threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -35,7 +37,9 @@ def server(fault: Callable[[int], bool] = lambda _: False) -> Iterator[tuple[str
             with lock:
                 running[0] -= 1
             status = 500 if fault(now) else 200
-            answer = {"usage": {"completion_tokens": body["max_tokens"]}} if status == 200 else {"error": "EngineDead"}
+            message = {"content": "other" if garble(now) else body.get("messages", [{"content": ""}])[0]["content"]}
+            told = {"usage": {"completion_tokens": body["max_tokens"]}, "choices": [{"message": message}]}
+            answer = told if status == 200 else {"error": "EngineDead"}
             content = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
@@ -84,3 +88,30 @@ def test_streams_count_the_tokens_of_all_of_them() -> None:
     assert one["failed"] == four["failed"] == []
     assert most[0] == 4
     assert four["tokens_per_s"] > one["tokens_per_s"]
+
+
+def test_answers_that_differ_from_those_of_a_server_alone_are_counted() -> None:
+    with server() as (address, _):
+        right = load.answers(address, "m", 8, 0.3)
+    assert right["answers"] > 8
+    assert (right["wrong"], right["failed"]) == (0, [])
+    with server(garble=lambda running: running > 1) as (address, most):
+        wrong = load.answers(address, "m", 8, 0.3)
+    assert most[0] > 1
+    assert 0 < wrong["wrong"] <= wrong["answers"]
+    assert wrong["examples"][0] == "other"
+
+
+def test_answers_stop_with_a_server_that_dies() -> None:
+    died = threading.Event()
+
+    def dies(running: int) -> bool:
+        if running > 1:
+            died.set()
+        return died.is_set()
+
+    since = time.monotonic()
+    with server(dies) as (address, _):
+        result = load.answers(address, "m", 8, 30)
+    assert "EngineDead" in result["failed"][0]
+    assert time.monotonic() - since < 20
