@@ -87,6 +87,7 @@ class OldServer:
         url: where it answered; empty when it did not.
         models: ids that ``/v1/models`` listed there.
         api_key: the key it was asked with. A secret.
+        fronted: another program answered at ``url`` for it, such as a reverse proxy.
     """
 
     kind: Kind
@@ -99,6 +100,7 @@ class OldServer:
     url: str = ""
     models: tuple[str, ...] = ()
     api_key: str = field(default="", repr=False)
+    fronted: bool = False
 
     @property
     def name(self) -> str:
@@ -297,6 +299,7 @@ def _old_server(document: Mapping[str, Any]) -> OldServer:
         url=document.get("url", ""),
         models=tuple(document.get("models", ())),
         api_key=document.get("api_key", ""),
+        fronted=bool(document.get("fronted", False)),
     )
 
 

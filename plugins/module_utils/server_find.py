@@ -75,7 +75,7 @@ def _by_unit(host: Host, view: View, wanted: Wanted) -> Found | None:
         ]
         scanned = [state for state in scanned if _contends(view, wanted, view.in_unit(state.unit), state.exec_start)]
         chosen = _choose(scanned, lambda state: _on_port(view, view.in_unit(state.unit)), lambda state: state.unit)
-    return _unit(host, view, chosen, "unit") if chosen else None
+    return unit_found(host, view, chosen, "unit") if chosen else None
 
 
 def _by_port(host: Host, view: View, wanted: Wanted) -> Found | None:
@@ -118,7 +118,7 @@ def _owner(host: Host, view: View, wanted: Wanted, process: Process, how: str) -
         return None
     state = host.systemd.show(unit) if unit else None
     if state and _started_by(view, wanted, view.processes.get(state.main_pid), process):
-        return _unit(host, view, state, how)
+        return unit_found(host, view, state, how)
     if not wanted.related(process):
         return None
     if user_unit:
@@ -142,10 +142,11 @@ def _container_owner(host: Host, view: View, wanted: Wanted, ref: ContainerRef, 
     first = next((member for member in members if member.ppid not in pids), None)
     if not _started_by(view, wanted, first, server):
         raise _unmanageable(server, f"the container {container.name} beside other programs")
-    return _container(host, view, container, how)
+    return container_found(host, view, container, how)
 
 
-def _unit(host: Host, view: View, state: UnitState, how: str) -> Found:
+def unit_found(host: Host, view: View, state: UnitState, how: str) -> Found:
+    """What belongs to a service: its control group, and the container that it runs."""
     members = view.in_unit(state.unit)
     container = None
     if re.search(r"\b(?:docker|podman)\b", state.exec_start):
@@ -157,7 +158,8 @@ def _unit(host: Host, view: View, state: UnitState, how: str) -> Found:
     return Found("process" if transient else "unit", how, state, container, main, tuple(members))
 
 
-def _container(host: Host, view: View, container: Container, how: str) -> Found:
+def container_found(host: Host, view: View, container: Container, how: str) -> Found:
+    """What belongs to a container, and to the service that it is run by."""
     if container.unit and host.has_systemd():
         state = host.systemd.show(container.unit)
         if state.exists:
@@ -171,7 +173,7 @@ def _container(host: Host, view: View, container: Container, how: str) -> Found:
 def _published(host: Host, view: View, wanted: Wanted) -> Found | None:
     for container in host.engines.publishing(wanted.port):
         if any(wanted.related(process) for process in view.in_container(container.id)):
-            return _container(host, view, container, "port")
+            return container_found(host, view, container, "port")
     return None
 
 

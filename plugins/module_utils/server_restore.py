@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .cutover import CutoverStore, OldServer, ProcessRecipe, Record
@@ -25,12 +23,10 @@ from .release import UNIT, Layout, load, load_state, put
 from .release_service import running_release, unstage, withdraw
 from .server_end import Limits, end, wait_free
 from .server_kinds import Found, Wanted
-from .server_probe import Answer, ask, same_server
+from .server_probe import Answer
+from .server_proof import Proof, examine, is_recipes, prove, shared
 from .server_settle import settle
-from .systemd import UnitState
 
-_POLL_S = 0.2
-_GIVE_UP_RESTARTS = 3
 _UNPROVEN_TERM_S = 10.0
 
 
@@ -76,6 +72,7 @@ def restore(
 
     Raises:
         FirstlightError: ``restore-failed``, with what the old server last said; the record stays unfinished.
+            ``restore-unproven``: it is back, and a stranger shares its port; the cutover is over.
     """
     with contextlib.nullcontext() if check else store.lock():
         record = store.load()
@@ -97,14 +94,13 @@ def restore(
                 record = store.advance("restored", note or "nothing served before the cutover")
                 disarm()
             return _result(record, changed=changed, reason="nothing served before the cutover")
-        answer = _answers(old)
-        if same_server(answer, old.models) and _is_up(host, old, options.wanted):
+        proof = examine(host, old, _transient_unit(store))
+        if proof.old and _is_up(host, old, options.wanted):
             if not check:
                 if host.has_systemd():
                     unstage(layout, host.systemd)
-                record = store.advance("restored", note or "it served already")
-                disarm()
-            return _result(record, changed=False, reason="the old server serves", answer=answer)
+                record = _ended(store, proof, disarm, note or "it served already")
+            return _result(record, changed=False, reason="the old server serves", proof=proof)
         if check:
             return _result(record, changed=True, reason="the old server would be started")
         began = time.monotonic()
@@ -114,12 +110,25 @@ def restore(
         except FirstlightError as error:  # the old server is started all the same: it may still fit
             warnings.append(error.what)
         unit = _start(host, store, layout, old)
-        answer = _prove(host, old, unit, options.no_progress_s)
-        record = store.advance("restored", note)
-        disarm()
+        proof = prove(host, old, unit, _transient_unit(store), options.no_progress_s)
+        record = _ended(store, proof, disarm, note)
         seconds = time.monotonic() - began
-        done = _result(record, changed=True, reason="the old server serves again", answer=answer, seconds=seconds)
-        return {**done, "warnings": warnings}
+        done = _result(record, changed=True, reason="the old server serves again", proof=proof, seconds=seconds)
+        return {**done, "warnings": [*warnings, *done["warnings"]]}
+
+
+def _ended(store: CutoverStore, proof: Proof, disarm: Callable[[], bool], note: str) -> Record:
+    """End the cutover: the old server is back, and nothing may undo that, though it be not proven.
+
+    Raises:
+        FirstlightError: ``restore-unproven``: a stranger shares its port.
+    """
+    error = shared(proof) if proof.strangers else None
+    record = store.advance("restored", f"{note}; {error.what}" if error else note)
+    disarm()
+    if error:
+        raise error
+    return record
 
 
 def _decided_for_the_new(host: Host, layout: Layout, record: Record, unit: str) -> bool:
@@ -146,22 +155,24 @@ def _which(record: Record | None, options: RestoreOptions) -> OldServer | None:
 
 
 def _result(
-    record: Record | None, *, changed: bool, reason: str, answer: Answer | None = None, seconds: float = 0.0
+    record: Record | None, *, changed: bool, reason: str, proof: Proof | None = None, seconds: float = 0.0
 ) -> dict[str, Any]:
+    answer = proof.answer if proof else Answer(False)
+    warnings = []
+    if proof and proof.strangers:
+        warnings.append(shared(proof).message)
+    if proof and proof.server.fronted and answer.healthy:
+        warnings.append(f"another program answers at {proof.server.url}; what is behind it cannot be seen from here.")
     return {
         "changed": changed,
         "phase": record.phase if record else "",
         "restored": record.old.public() if record else {},
         "reason": reason,
-        "answering": bool(answer and answer.healthy),
-        "models": list(answer.models) if answer else [],
+        "answering": answer.healthy and not (proof and proof.strangers),
+        "models": list(answer.models),
         "seconds": round(seconds, 3),
-        "warnings": [],
+        "warnings": warnings,
     }
-
-
-def _answers(old: OldServer) -> Answer:
-    return ask(old.url, old.api_key) if old.url else Answer(False, seen="its address is unknown")
 
 
 def _running(host: Host, unit: str) -> bool:
@@ -232,11 +243,15 @@ def _start(host: Host, store: CutoverStore, layout: Layout, old: OldServer) -> s
     return old.unit
 
 
+def _transient_unit(store: CutoverStore) -> str:
+    return f"firstlight-old-{store.unit}.service"
+
+
 def _start_process(host: Host, store: CutoverStore, recipe: ProcessRecipe) -> str:
     """Start a process that was nobody's unit as a transient one, with its environment from a 0600 file."""
-    unit = f"firstlight-old-{store.unit}.service"
+    unit = _transient_unit(store)
     for process in host.processes():
-        if process.cmdline == recipe.argv and process.uid == recipe.uid and process.state not in {"Z", "X"}:
+        if is_recipes(process, recipe):
             return look_at_processes(host).unit_of(process)  # it was never stopped, or is already back
     environment = store.folder / "old-server.env"
     write_atomically(environment, environment_file(recipe.environment), 0o600)
@@ -256,80 +271,3 @@ def _start_process(host: Host, store: CutoverStore, recipe: ProcessRecipe) -> st
     argv = [word.replace("$", "$$") for word in (recipe.program, *recipe.argv[1:])]
     host.systemd.run_transient(unit, options, argv)
     return unit
-
-
-def _prove(host: Host, old: OldServer, unit: str, no_progress_s: float) -> Answer:
-    """Wait until the old server answers as itself.
-
-    Raises:
-        FirstlightError: it died, or nothing moved for ``no_progress_s`` seconds.
-    """
-    if not old.url:
-        return _prove_alive(host, old, unit)
-    moved_at, seen = time.monotonic(), ""
-    while True:
-        answer = _answers(old)
-        if same_server(answer, old.models):
-            return answer
-        state = host.systemd.show(unit) if unit else None
-        _require_alive(host, old, state)
-        progress = f"{answer} {_progress(host, old, state)}"
-        if progress != seen:
-            moved_at, seen = time.monotonic(), progress
-        if time.monotonic() - moved_at >= no_progress_s:
-            told = f"it names {', '.join(answer.models)}" if answer.models else f"it says {answer.seen}"
-            raise _failed(host, old, state, f"nothing moved for {no_progress_s:g} s and {old.url}: {told}")
-        time.sleep(_POLL_S)
-
-
-def _prove_alive(host: Host, old: OldServer, unit: str) -> Answer:
-    """Without an address to ask at, the most that can be shown is that it runs and stays."""
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline:
-        state = host.systemd.show(unit) if unit else None
-        _require_alive(host, old, state)
-        time.sleep(_POLL_S)
-    return Answer(False, seen="its address is unknown")
-
-
-def _require_alive(host: Host, old: OldServer, state: UnitState | None) -> None:
-    if state is None:
-        return
-    gone = state.active_state in {"failed", "inactive"} and not state.job
-    if gone or state.n_restarts >= _GIVE_UP_RESTARTS:
-        how = state.exit_text or state.result or state.load_state
-        raise _failed(host, old, state, f"its unit is {state.active_state} ({how})")
-
-
-def _progress(host: Host, old: OldServer, state: UnitState | None) -> str:
-    """Something that changes as long as the server works on its start: CPU time, states, log."""
-    view = look_at_processes(host)
-    members = view.in_unit(state.unit) if state is not None else []
-    if old.container is not None:
-        found = host.engines.inspect(old.container.engine, old.container.name)
-        members = view.in_container(found.id) if found else []
-        if found is not None and not found.running:
-            raise _failed(host, old, state, "its container ended")
-    ticks = 0
-    for member in members:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{member.pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    busy = ticks // os.sysconf("SC_CLK_TCK") // 2  # a server that merely idles uses less than 2 s in 5 minutes
-    return f"{state.sub_state if state else ''} {len(members)} {busy}"
-
-
-def _failed(host: Host, old: OldServer, state: UnitState | None, what: str) -> FirstlightError:
-    last = ""
-    if state is not None and state.invocation_id:
-        with contextlib.suppress(FirstlightError):
-            entries, _ = host.systemd.journal_lines(state.invocation_id)
-            last = next((entry.text for entry in reversed(entries) if entry.text.strip()), "")
-    log = f"journalctl -u {state.unit}" if state is not None else "the log of its container"
-    return FirstlightError(
-        f"the old server does not answer: {what}." + (f" Its last line: {last[:300]}" if last else ""),
-        where=old.name,
-        why="The host is without a server now.",
-        fix=f"Read `{log}` on the host, start the old server by hand, and run `firstlight status`.",
-        kind="restore-failed",
-    )

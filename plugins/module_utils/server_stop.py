@@ -28,6 +28,7 @@ from .server_end import Limits, end, wait_free
 from .server_find import find
 from .server_kinds import Found, Wanted
 from .server_probe import Answer, ask
+from .server_proof import is_fronted
 from .systemd import UnitState
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 -- addresses that are read, not bound
@@ -131,7 +132,8 @@ def _record(old: OldServer, previous: Record | None) -> Record:
             return previous
         if _same(old, previous.old):
             told = previous.old
-            kept = dataclasses.replace(old, url=old.url or told.url, models=old.models or told.models)
+            fronted = old.fronted if old.url else told.fronted
+            kept = dataclasses.replace(old, url=old.url or told.url, models=old.models or told.models, fronted=fronted)
             kept = dataclasses.replace(kept, enabled=old.enabled or told.enabled)
             return dataclasses.replace(fresh, old=kept, origin=previous.origin)
         return dataclasses.replace(fresh, origin=previous.old if _foreign(previous.old) else previous.origin)
@@ -226,7 +228,8 @@ def _old_server(host: Host, view: View, found: Found, options: StopOptions) -> t
     url = options.url or _url(view, found, options.wanted.port)
     api_key = options.api_key or argument(command, "--api-key")
     answer = ask(url, api_key) if url else Answer(False)
-    old = OldServer(found.kind, url=url, models=answer.models, api_key=api_key)
+    fronted = is_fronted(host, view, found, url)
+    old = OldServer(found.kind, url=url, models=answer.models, api_key=api_key, fronted=fronted)
     warnings = []
     if not answer.healthy:
         warnings.append(f"the old server did not answer at {url or 'any port'} ({answer.seen or 'no address'}).")

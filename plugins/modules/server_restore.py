@@ -13,6 +13,7 @@ author: The firstlight developers (@firstlight)
 description:
   - Stops the new server, starts what the record of the cutover names (unit, process, container or an earlier release),
     and waits until it answers where it answered before, naming the models that it named before.
+  - Only its own sockets count. It fails when a stranger listens beside the old server, and leaves both alone.
   - Waiting ends when nothing moves any more, and at once when the old server dies.
   - Does nothing when no cutover is unfinished, unless O(committed) asks for a way back after the commit.
   - A new server that a run recorded as the deployment before it was cut off is kept, and its cutover committed.

@@ -169,7 +169,11 @@ class MadeUpHost(Host):
         self.engine.answers = {
             "docker ps": lambda argv: "\n".join(str(document["Id"]) for document in containers),
             "docker container inspect": lambda argv: json.dumps(
-                [document for document in containers if document["Id"] in argv[3:] or document["Name"] in argv[3:]]
+                [
+                    document
+                    for document in containers
+                    if {document["Id"], str(document["Name"]).lstrip("/")} & set(argv[3:])
+                ]
             ),
         }
         engines = Engines(self.engine, lambda name: "/usr/bin/docker" if name == "docker" and containers else None)
