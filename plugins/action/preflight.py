@@ -4,10 +4,13 @@
 
 Every role checks its own arguments too, but only when its turn comes; by then earlier roles have changed the host.
 Here all of them are checked before the host is touched at all.
+
+A run that was cut off on this controller does not keep a new one from the host: the module runs once more for it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from ansible.template import trust_as_template
 from ansible_collections.firstlight.vllm.plugins.module_utils.canonical_json import digest
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.inputs import check_values, tree_digest
+from ansible_collections.firstlight.vllm.plugins.module_utils.run_identity import claiming
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 COLLECTION = Path(__file__).resolve().parents[2]
@@ -128,15 +132,16 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible ships no types
         # how closely to look is no part of what is to be there
         asked = {name: value for name, value in plain.items() if not name.startswith("preflight_")}
         inputs = digest([asked, controller_files(values), self._code()])
+        arguments = {
+            **self._task.args,
+            "settings": plain,
+            "secrets": {name: str(values[name]) for name in secret if values.get(name)},
+            "inputs": inputs,
+        }
         result.update(
-            self._execute_module(
-                module_args={
-                    **self._task.args,
-                    "settings": plain,
-                    "secrets": {name: str(values[name]) for name in secret if values.get(name)},
-                    "inputs": inputs,
-                },
-                task_vars=variables,
+            claiming(
+                lambda more: self._execute_module(module_args={**arguments, **more}, task_vars=variables),
+                os.getppid(),  # of a worker: ansible-playbook
             )
         )
         return result

@@ -39,3 +39,16 @@ options:
     type: str
     default: ''
 """
+
+    CLAIM = r"""
+options:
+  run:
+    description: Who runs this; filled in by the action.
+    type: dict
+    default: {}
+  gone:
+    description: Runs that the controller knows to have ended; filled in by the action.
+    type: list
+    elements: str
+    default: []
+"""

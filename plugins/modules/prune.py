@@ -58,6 +58,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.errors import Firs
 from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load_state
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import prune
+from ansible_collections.firstlight.vllm.plugins.module_utils.run_claim import claimed
 
 ARGUMENTS = {
     "unit": {"type": "str", "default": "vllm"},
@@ -72,12 +73,17 @@ def size(folder: Path) -> int:
 
 
 def run(params: dict[str, object], *, check: bool) -> dict[str, object]:
-    """Remove what no release to be kept needs; returns the module's result.
+    """Remove what no release to be kept needs, with no other run at work; returns the module's result.
 
     Raises:
-        FirstlightError: nothing is deployed, so nothing tells what is still needed.
+        FirstlightError: nothing is deployed, so nothing tells what is still needed; or another run is at work.
     """
     layout = Layout(str(params["unit"]), config_dir=Path(str(params["config_dir"])))
+    with claimed(layout.unit, layout.state_dir, check=check, what="prune"):
+        return _run(layout, int(str(params["keep"])), check=check)
+
+
+def _run(layout: Layout, keep: int, *, check: bool) -> dict[str, object]:
     state = load_state(layout)
     if not state:
         raise FirstlightError(
@@ -87,7 +93,7 @@ def run(params: dict[str, object], *, check: bool) -> dict[str, object]:
             kind="not-deployed",
         )
     protect = {state["release"], state.get("previous_release")}
-    ids = prune(layout, keep=int(str(params["keep"])), protect=protect, check=check)
+    ids = prune(layout, keep=keep, protect=protect, check=check)
     folders = unused(layout)
     freed = sum(size(folder) for folder in folders)
     if not check:

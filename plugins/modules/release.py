@@ -188,6 +188,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import 
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import commit, remove, start
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_stage import Settings, stage_release
+from ansible_collections.firstlight.vllm.plugins.module_utils.run_claim import claimed, end_claim
 from ansible_collections.firstlight.vllm.plugins.module_utils.systemd import Systemd
 
 SETTINGS = {
@@ -221,10 +222,15 @@ ARGUMENTS = {
 
 
 def run(module: AnsibleModule) -> dict[str, object]:
-    """Do what the state asks for; returns the module's result."""
+    """Do what the state asks for, with no other run at work; returns the module's result."""
     params, check = module.params, module.check_mode
     layout = Layout(params["unit"], config_dir=Path(params["config_dir"]))
-    systemd = Systemd()
+    with claimed(layout.unit, layout.state_dir, check=check, what=f"release {params['state']}"):
+        return _run(module, layout, Systemd())
+
+
+def _run(module: AnsibleModule, layout: Layout, systemd: Systemd) -> dict[str, object]:
+    params, check = module.params, module.check_mode
     if params["state"] == "staged":
         settings = Settings(**params["settings"])
         return stage_release(layout, settings, secrets=params["secrets"], check=check, diff=module._diff)
@@ -253,6 +259,8 @@ def run(module: AnsibleModule) -> dict[str, object]:
         keep=params["keep"],
         check=check,
     )
+    if not check:
+        end_claim(layout.unit, layout.state_dir)
     return {
         "changed": changed or bool(removed),
         "release": release.id,

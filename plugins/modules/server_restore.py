@@ -20,6 +20,7 @@ description:
 extends_documentation_fragment:
   - firstlight.vllm.deployment
   - firstlight.vllm.deployment.state_dir
+  - firstlight.vllm.deployment.claim
 options:
   state:
     description: Where the old server is to be.
@@ -129,6 +130,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.cutover_guard impo
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_view import Host
 from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout
+from ansible_collections.firstlight.vllm.plugins.module_utils.run_claim import claimed
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import wanted_from
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_restore import RestoreOptions, restore
@@ -146,6 +148,8 @@ ARGUMENTS = {
     "free_timeout_s": {"type": "float", "default": 60},
     "config_dir": {"type": "path", "default": "/etc/firstlight"},
     "state_dir": {"type": "path", "default": "/var/lib/firstlight"},
+    "run": {"type": "dict", "default": {}},
+    "gone": {"type": "list", "elements": "str", "default": []},
 }
 
 
@@ -164,7 +168,16 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         origin=params["origin"],
     )
     note = "on request" if params["committed"] else "the new server did not pass"
-    return restore(host, store, guard.disarm, options, check=module.check_mode, note=note)
+    with claimed(
+        store.unit,
+        store.folder.parent,
+        check=module.check_mode,
+        what="server_restore",
+        run=params["run"],
+        gone=params["gone"],
+        last=True,
+    ):
+        return restore(host, store, guard.disarm, options, check=module.check_mode, note=note)
 
 
 def main() -> None:

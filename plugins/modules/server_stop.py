@@ -191,6 +191,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.cutover_guard impo
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_view import Host
 from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish, rewritten
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout
+from ansible_collections.firstlight.vllm.plugins.module_utils.run_claim import claimed, end_claim
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import wanted_from
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_settle import commit
@@ -218,15 +219,22 @@ ARGUMENTS = {
 
 
 def run(module: AnsibleModule) -> dict[str, Any]:
-    """Stop or commit; returns the module's result."""
+    """Stop or commit, with no other run at work; returns the module's result."""
     params = module.params
-    host = Host()
     store = CutoverStore(params["own_unit"], Path(params["state_dir"]))
+    with claimed(store.unit, store.folder.parent, check=module.check_mode, what=f"server_stop {params['state']}"):
+        return _run(module, Host(), store)
+
+
+def _run(module: AnsibleModule, host: Host, store: CutoverStore) -> dict[str, Any]:
+    params = module.params
     layout = Layout(store.unit, Path(params["config_dir"]), Path(params["state_dir"]))
     guard = Guard(store, host.systemd, config_dir=layout.config_dir)
     before = store.load()
     if params["state"] == "committed":
         changed, record, warnings = commit(host, store, f"{store.unit}.service", guard.disarm, check=module.check_mode)
+        if not module.check_mode:
+            end_claim(store.unit, store.folder.parent)
         result: dict[str, Any] = {
             "changed": changed,
             "phase": record.phase,

@@ -113,6 +113,9 @@ def test_a_stale_server_appears_on_the_port(lab: Lab) -> None:
     assert READY in failure.task, run.text
     assert failure.id == "port-in-use", run.text
     assert f"pid {stale}" in failure.message
+    # the release before is back, and the stale server beside it: that is not reported as proven
+    assert run.failures[-1].id == "restore-unproven", run.text
+    assert f"pid {stale}" in run.failures[-1].message
     lab.until(lambda seen: seen["answer"])
     lab.check(NEW)
     assert lab.converges().changed == 0
