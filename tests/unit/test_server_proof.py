@@ -104,7 +104,7 @@ class Case:
 
     def restore(self, *, check: bool = False, committed: bool = False) -> dict[str, object]:
         wanted = Wanted(self.port, own_unit="vllm.service")
-        options = RestoreOptions(wanted, self.layout, Limits(1, 1, 0.1), no_progress_s=1.0, committed=committed)
+        options = RestoreOptions(wanted, self.layout, Limits(1, 1, 0.1), no_progress_s=0.5, committed=committed)
         return restore(self.host, self.store, self._disarm, options, check=check, note="a test")
 
     def phase(self) -> str:
