@@ -71,10 +71,10 @@ ENGINE = (
     Kind(
         "cudagraph-replay-fault",
         "engine",
-        "A recorded CUDA graph of the drafter runs with other batch sizes than its buffers have; it is seen only "
-        "with concurrent requests.",
-        "Set vllm_server_extra_args: {enforce-eager: true} or lower vllm_server_max_num_seqs, and move to a newer "
-        "vLLM (vllm_install_version).",
+        "A recorded CUDA graph runs with other batch sizes, or another schedule of attention, than its buffers have; "
+        "it is seen only with concurrent requests.",
+        "Set vllm_server_cudagraph_mode: PIECEWISE. If it is set already, set vllm_server_extra_args: {enforce-eager: "
+        "true} or lower vllm_server_max_num_seqs, and move to a newer vLLM (vllm_install_version).",
         (
             Matcher("an illegal memory access was encountered"),
             Matcher("block_table must have shape (batch_size"),

@@ -197,9 +197,10 @@ DRAFTER = (
     Kind(
         "drafter-mixed-attention",
         "drafter",
-        "The drafter mixes sliding-window and full attention layers, which the model runner in use does not support.",
+        "The drafter's layers do not share one cache group, which the model runner in use wants: it mixes "
+        "sliding-window and full attention, or its layers look like the target's own and were divided with these.",
         'Set vllm_server_environment: {VLLM_USE_V2_MODEL_RUNNER: "1"} on vLLM 0.26 or newer, or use a drafter whose '
-        "layers are all of one attention type.",
+        "layers are all of one attention type and differ from the target's in heads of keys and values or in head_dim.",
         (
             Matcher("mixed sliding/full attention require the v2 model runner"),
             Matcher("mixed sliding", r"mixed sliding.{0,40}(?:require|not supported|V2 model runner)"),

@@ -321,8 +321,9 @@ def _replay(_: str, at: Situation) -> str | None:
     if sequences is None or sequences == 1:
         return None
     return (
-        f"Set vllm_server_extra_args: {{enforce-eager: true}}, or vllm_server_max_num_seqs: {max(sequences // 2, 1)} "
-        f"(now {sequences}), and move to a newer vLLM (vllm_install_version)."
+        "Set vllm_server_cudagraph_mode: PIECEWISE. If it is set already, set vllm_server_extra_args: {enforce-eager: "
+        f"true}}, or vllm_server_max_num_seqs: {max(sequences // 2, 1)} (now {sequences}), and move to a newer vLLM "
+        "(vllm_install_version)."
     )
 
 

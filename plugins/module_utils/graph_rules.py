@@ -15,39 +15,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .cache_groups import cache_groups, layer_counts, text_config
 from .gpus import Gpu
-from .memory_fit import layer_counts, text_config
 from .preflight_rules import Problem
 
 # FlashAttention 3, whose schedule it is, serves these alone, and unless the site asks for 2
 _MAJOR = "9."
 _WITHOUT_SCHEDULE = 2
-
-
-def attention_groups(target: Mapping[str, Any], drafter: Mapping[str, Any]) -> int:
-    """In how many cache groups a hybrid target's full-attention layers lie; 1 for any other target.
-
-    Args:
-        target: parsed ``config.json``; values may sit under ``text_config``.
-        drafter: parsed ``config.json``, all of whose layers have full attention on vLLM 0.20.1.
-
-    Raises:
-        KeyError, TypeError, ValueError: a configuration does not say how many layers it has.
-    """
-    config = text_config(target)
-    full, recurrent = layer_counts(config)
-    if not recurrent:
-        return 1
-    kinds = {"recurrent": recurrent, _shape(config): full}
-    kinds[_shape(drafter)] = kinds.get(_shape(drafter), 0) + int(drafter["num_hidden_layers"])
-    least, most = min(kinds.values()), max(kinds.values())
-    size = most if most < least * 1.5 else least
-    return -(-kinds[_shape(config)] // size)
-
-
-def _shape(config: Mapping[str, Any]) -> str:
-    """What makes the cache of two layers equal: heads of keys and values, and their size."""
-    return f"{config.get('num_key_value_heads')} x {config.get('head_dim')}"
+_LARGEST_GRAPH = 512
+_GRAPH_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST_GRAPH + 1, 16))
 
 
 def cudagraph_mode(serve: Mapping[str, Any]) -> str:
@@ -59,37 +35,70 @@ def cudagraph_mode(serve: Mapping[str, Any]) -> str:
     return str(mode or "").upper()
 
 
+def captured_graphs(*, max_num_seqs: int, k: int, mode: str) -> tuple[int, int]:
+    """How many CUDA graphs vLLM captures, and of how many tokens the largest is.
+
+    Args:
+        max_num_seqs: requests at once.
+        k: ``num_speculative_tokens``; 0 without speculation.
+        mode: ``cudagraph_mode``; empty for vLLM's own choice.
+    """
+    if mode == "NONE":
+        return 0, 0
+    decode = max_num_seqs * (1 + k)
+    largest = min(2 * decode, _LARGEST_GRAPH)
+    sizes = [size for size in _GRAPH_SIZES if size <= largest]
+    if mode == "PIECEWISE":
+        return len(sizes), largest
+    # a full graph is of whole requests, each with its drafted tokens, and then the others are too
+    sizes = [size for size in sizes if size % (1 + k) == 0]
+    full = [size for size in sizes if size <= decode]
+    if mode == "FULL_DECODE_ONLY":
+        return len(full), max(full, default=0)
+    return len(sizes) + (0 if mode == "FULL" else len(full)), largest
+
+
 def graph_rules(
     gpus: Sequence[Gpu], serve: Mapping[str, Any], target: Mapping[str, Any], drafter: Mapping[str, Any] | None
 ) -> list[Problem]:
-    """A warning when full CUDA graphs meet the conditions above.
+    """What is wrong with a hybrid target and its drafter on these GPUs.
 
     Args:
-        gpus: those that serve.
+        gpus: those that serve; none on a CPU.
         serve: flags of ``vllm serve``.
         target: parsed ``config.json``.
         drafter: parsed ``config.json``; None without speculation.
     """
+    try:
+        if drafter is None or not gpus or not layer_counts(text_config(target))[1]:
+            return []
+        groups = cache_groups(target, drafter)
+    except (KeyError, TypeError, ValueError):
+        return []  # memory_rules says that the configuration lacks it
+    if groups.drafter == 0 and groups.attention > 1:
+        return [
+            Problem(
+                "drafter-layers-split", "warning", "drafter",
+                f"its layers have the shape of the target's attention layers, so that vLLM divides them into"
+                f" {groups.attention} cache groups; 0.20.1 ends at start with `All drafting layers should belong to the"
+                " same kv cache group`.",
+                "use a drafter with other heads of keys and values, or a newer vLLM.",
+            )
+        ]  # fmt: skip
     attention = serve.get("attention-config")
     version = attention.get("flash_attn_version") if isinstance(attention, Mapping) else None
     concerned = [gpu for gpu in gpus if gpu.compute_capability.startswith(_MAJOR)]
     if (
-        drafter is None
+        groups.attention == 1
         or not concerned
         or version == _WITHOUT_SCHEDULE
         or cudagraph_mode(serve) in ("NONE", "PIECEWISE")
     ):
         return []
-    try:
-        groups = attention_groups(target, drafter)
-    except (KeyError, TypeError, ValueError):
-        return []
-    if groups == 1:
-        return []
     return [
         Problem(
             "full-graphs-lose-attention", "warning", "vllm_server_cudagraph_mode",
-            f"the target's attention layers lie in {groups} cache groups beside this drafter's, and on"
+            f"the target's attention layers lie in {groups.attention} cache groups beside this drafter's, and on"
             f" {concerned[0].name} full CUDA graphs refresh the schedule of the first alone: requests served at the"
             " same time get wrong answers or end the server.",
             "set vllm_server_cudagraph_mode to PIECEWISE.",

@@ -12,14 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .cache_groups import cache_groups, layer_counts, text_config
+
 GIB = 1 << 30
 _BLOCK_STEP = 16  # attention blocks grow in steps of this many tokens
 _HALF = 2  # bytes of bfloat16
-# What vLLM took beside weights, cache and graphs for the 27B at tensor parallel 2 and utilisation 0.9 on a
-# 141 GB card: activations of the profile run, CUDA contexts and NCCL's buffers, in GiB.
-OVERHEAD_GIB = 4.1
-GRAPHS_GIB = 0.37
-GRAPHS_SPECULATING_GIB = 1.72
+# What vLLM 0.20.1 took beside weights and cache for the 27B at tensor parallel 2 on 141 GB cards, in GiB of one GPU:
+# activations of the profile run, CUDA contexts and NCCL's buffers; with a drafter also the tapped states of a step of
+# 32,768 tokens.
+OVERHEAD_GIB = 3.2
+DRAFTER_GIB, _DRAFTER_TOKENS = 2.2, 32768
+# vLLM estimates what its CUDA graphs will take and keeps that back (they took a fifth of it): one graph of 64 layers,
+# and what each of its tokens adds. That it grows with the layers is assumed.
+GRAPH_GIB, GRAPH_TOKEN_GIB, _GRAPH_LAYERS = 0.11, 0.066 / 512, 64
 
 
 @dataclass(frozen=True)
@@ -48,25 +53,6 @@ class Fit:
     def fits(self) -> bool:
         """Whether one request of the full length can be served."""
         return self.cache > 0 and self.cache >= self.request_full
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a ``config.json``."""
-    nested = config.get("text_config")
-    return nested if isinstance(nested, dict) else config
-
-
-def layer_counts(config: Mapping[str, Any]) -> tuple[int, int]:
-    """Number of full-attention and of recurrent (linear attention) layers."""
-    types = config.get("layer_types")
-    total = int(config["num_hidden_layers"])
-    if isinstance(types, list):
-        linear = sum(1 for kind in types if kind == "linear_attention")
-        return total - linear, linear
-    interval = config.get("full_attention_interval")
-    if interval and config.get("linear_num_value_heads"):
-        return total // int(interval), total - total // int(interval)
-    return total, 0
 
 
 def _token_bytes(config: Mapping[str, Any], tensor_parallel: int) -> int:
@@ -112,11 +98,9 @@ def request_gib(
         blocks = math.ceil(tokens / _BLOCK_STEP) * _BLOCK_STEP
         return blocks * (full * per_token + drafting * per_draft) / GIB
     block = _BLOCK_STEP * math.ceil(_state_bytes(config, tensor_parallel, k) / (_BLOCK_STEP * per_token))
-    group = min(count for count in (full, linear, drafting) if count)
-    attention_groups = math.ceil(full / group) + math.ceil(drafting / group)
-    state_groups = math.ceil(linear / group)
-    blocks = attention_groups * math.ceil(tokens / block) + state_groups * (1 + k)
-    return blocks * group * block * per_token / GIB
+    groups = cache_groups(target, drafter)
+    blocks = (groups.attention + groups.drafter) * math.ceil(tokens / block) + groups.recurrent * (1 + k)
+    return blocks * groups.layers * block * per_token / GIB
 
 
 def fit(
@@ -129,6 +113,8 @@ def fit(
     max_model_len: int,
     k: int = 0,
     drafter: Mapping[str, Any] | None = None,
+    graphs: tuple[int, int] = (0, 0),
+    batched_tokens: int = _DRAFTER_TOKENS,
 ) -> Fit:
     """Predict the memory of one GPU.
 
@@ -141,10 +127,16 @@ def fit(
         max_model_len: longest request, in tokens.
         k: ``num_speculative_tokens``; 0 without speculation.
         drafter: the drafter's ``config.json``; None without speculation.
+        graphs: number of CUDA graphs and tokens of the largest (`graph_rules.captured_graphs`).
+        batched_tokens: ``max_num_batched_tokens``.
     """
     budget = gpu_total_gib * utilization
     weights = weights_gib / tensor_parallel
-    overhead = OVERHEAD_GIB + (GRAPHS_SPECULATING_GIB if drafter else GRAPHS_GIB)
+    count, largest = graphs
+    depth = int(text_config(target)["num_hidden_layers"]) / _GRAPH_LAYERS
+    overhead = OVERHEAD_GIB + count * (GRAPH_GIB + largest * GRAPH_TOKEN_GIB) * depth
+    if drafter:
+        overhead += DRAFTER_GIB * batched_tokens / _DRAFTER_TOKENS
     cache = budget - weights - overhead
 
     def request(tokens: int) -> float:

@@ -6,15 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .cache_groups import text_config
 from .gpus import Gpu
 from .host_facts import HostFacts
-from .memory_fit import fit, text_config
+from .memory_fit import fit
 
 # vLLM 0.20.1's wheel: manylinux_2_35, CUDA 13.0, Python 3.10 to 3.14
 MIN_GLIBC = (2, 35)
 MIN_DRIVER = 580
 PYTHONS = ((3, 10), (3, 14))
 MIN_COMPUTE_CAPABILITY = 8.0  # FLASH_ATTN, the one backend with non-causal attention for a DFlash drafter
+# by how much of the card's share the prediction may be off: what is lacking within that is only warned of
+_MEMORY_ERROR = 0.05
 MACHINES = ("x86_64", "aarch64")
 
 
@@ -180,6 +183,8 @@ def memory_rules(
     target: Mapping[str, Any],
     drafter: Mapping[str, Any] | None,
     weights_gib: float,
+    graphs: tuple[int, int],
+    batched_tokens: int,
 ) -> tuple[dict[str, float] | None, list[Problem]]:
     """The memory-fit verdict: the prediction (GiB of one GPU), and what is wrong with it."""
     if wanted.platform != "cuda" or not gpus:
@@ -195,6 +200,8 @@ def memory_rules(
             max_model_len=wanted.max_model_len,
             k=wanted.k,
             drafter=drafter,
+            graphs=graphs,
+            batched_tokens=batched_tokens,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         problem = Problem(
@@ -206,12 +213,13 @@ def memory_rules(
     figures = {name: round(value, 2) for name, value in asdict(verdict).items()}
     if verdict.fits:
         return figures, []
+    close = verdict.cache + _MEMORY_ERROR * verdict.budget >= verdict.request_full
     problem = Problem(
-        "memory-does-not-fit", "error", "vllm_server_gpu_memory_utilization",
+        "memory-does-not-fit", "warning" if close else "error", "vllm_server_gpu_memory_utilization",
         f"of {smallest:.1f} GiB a GPU, {verdict.budget:.1f} may be used; weights take {verdict.weights:.1f} and"
         f" the rest of the engine {verdict.overhead:.1f}, which leaves {verdict.cache:.1f} for the cache, and one"
         f" request of {wanted.max_model_len} tokens needs {verdict.request_full:.1f}.",
         "use more or larger GPUs, a smaller or quantised target, fewer num_speculative_tokens, or a smaller"
-        " vllm_server_max_model_len.",
+        " vllm_server_max_model_len or vllm_server_max_num_seqs.",
     )  # fmt: skip
     return figures, [problem]

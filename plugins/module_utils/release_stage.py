@@ -14,7 +14,7 @@ from typing import Any
 from .cache_key import cache_key
 from .errors import FirstlightError
 from .gpus import query
-from .graph_rules import graph_rules
+from .graph_rules import captured_graphs, cudagraph_mode, graph_rules
 from .memory_fit import GIB
 from .preflight_rules import Problem, Wanted, memory_rules, model_rules
 from .release import Layout, compose, diff_of
@@ -209,6 +209,10 @@ def stage_release(
             target=target,
             drafter=drafter,
             weights_gib=weights_gib(settings.target) + (weights_gib(settings.drafter) if settings.drafter else 0),
+            graphs=captured_graphs(
+                max_num_seqs=int(settings.serve["max-num-seqs"]), k=wanted.k, mode=cudagraph_mode(settings.serve)
+            ),
+            batched_tokens=int(settings.serve["max-num-batched-tokens"]),
         )
         problems = [*model_rules(target, drafter, wanted), *memory_problems, *_readable(settings)]
         problems += graph_rules(gpus[: wanted.tensor_parallel], settings.serve, target, drafter)

@@ -22,7 +22,7 @@ _ENTRY = struct.Struct("<HHIQIIHHI")  # kind, version, header size, payload size
 class Entry(NamedTuple):
     """One entry: what it is for, and where its payload lies in the file (bytes)."""
 
-    kind: int  # 1 is PTX, 2 machine code
+    kind: int  # `PTX`, or 2 for machine code
     architecture: int  # like 90
     start: int
     size: int
@@ -47,13 +47,20 @@ def entries(content: mmap.mmap | bytes) -> Iterator[Entry]:
         at = content.find(MAGIC, end)
 
 
-def keep_only(path: Path, architecture: int) -> int:
-    """Zero all code for other architectures in a library; returns how many bytes were taken out."""
+PTX = 1
+
+
+def keep_only(path: Path, architecture: int, *, or_ptx: bool = False) -> int:
+    """Zero all code for other architectures in a library; returns how many bytes were taken out.
+
+    With ``or_ptx`` the PTX of older architectures stays, for a library that has no machine code for this one.
+    """
     taken = 0
     with path.open("r+b") as handle, mmap.mmap(handle.fileno(), 0) as content:
         found = list(entries(content))
         for entry in found:
-            if entry.architecture != architecture:
+            older = or_ptx and entry.kind == PTX and entry.architecture < architecture
+            if entry.architecture != architecture and not older:
                 content[entry.start : entry.start + entry.size] = bytes(entry.size)
                 taken += entry.size
     return taken

@@ -33,6 +33,9 @@ def start(names: list[str]) -> None:
     refresh_repo()
     (HOME / "running").mkdir(exist_ok=True)
     for name in names:
+        # one that an earlier command left would go on deploying the same unit
+        with contextlib.suppress(OSError, ValueError):
+            os.killpg(int((HOME / "running" / name).read_text()), signal.SIGKILL)
         (OUT / f"{name}.json").unlink(missing_ok=True)
         log = (OUT / f"{name}.scenario.log").open("w")
         argv = [sys.executable, str(REPO / "tests/gpu/host.py"), "scenario", name]

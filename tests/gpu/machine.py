@@ -67,6 +67,7 @@ def unpack(parts: list[Path]) -> None:
         raise SystemExit(f"parts are missing: {sorted(wanted)}")
     argv = ["bash", "-c", 'cat "$@" | xz -dc | tar -xi', "join", *sorted(str(part) for part in parts)]
     subprocess.run(argv, check=True, cwd=HOME)
+    HOME.chmod(0o755)  # the service's user looks for models below it
 
 
 def base_python() -> str:

@@ -83,10 +83,6 @@ def tiny(repo: Path, folder: Path) -> None:
     shutil.copytree(data / "tiny-qwen35", folder / "tiny", dirs_exist_ok=True)
     (folder / "tiny-drafter").mkdir(parents=True, exist_ok=True)
     shutil.copy(data / "drafter-qwen35/drafter-step-300.safetensors", folder / "tiny-drafter")
-    # half of its layers have full attention, a quarter of the other's: more than its drafter has
-    shutil.copytree(data / "wide-qwen35", folder / "wide", dirs_exist_ok=True)
-    (folder / "wide-drafter").mkdir(exist_ok=True)
-    shutil.copy(data / "drafter-wide-qwen35/drafter.safetensors", folder / "wide-drafter")
 
 
 def make(repo: Path, folder: Path) -> None:

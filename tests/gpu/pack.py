@@ -33,11 +33,10 @@ ON_DEMAND = {
 # of NVIDIA's packages, the machine's PyTorch brings all but what flash-attn 4 is written in
 CUTLASS = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-base")
 SOURCE_ONLY = "flash-attn"
-# Hopper uses FA3; the headers of deep_gemm, tokenizers of other vendors and translations serve no start
-LEFT_OUT = (
-    "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", "vllm/third_party/deep_gemm/include", "mistral_common/data",
-    "pycountry/locales", "bin",
-)  # fmt: skip
+# the headers of deep_gemm, tokenizers of other vendors and translations serve no start
+LEFT_OUT = ("vllm/third_party/deep_gemm/include", "mistral_common/data", "pycountry/locales", "bin")
+# its only code is for compute capability 8.0, so that Hopper's driver compiles it when it is first used
+FLASH_ATTENTION_2 = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
 SYSTEMD = """
 systemd libsystemd-shared libsystemd0 libcap2 libapparmor1 libaudit1 libcap-ng0 libblkid1 libuuid1 libcryptsetup12
 libargon2-1 libdevmapper1.02.1 libjson-c5 libudev1 libfdisk1 libgcrypt20 libgpg-error0 libkmod2 liblz4-1 liblzma5
@@ -82,6 +81,7 @@ def site(into: Path, uv: str, provided: set[str]) -> None:
         static.unlink()
     for library in sorted((into / "vllm").glob("*.so")):
         print(f"{library.name}: {keep_only(library, 90) / 1e6:.0f} MB of other GPUs' code taken out")
+    keep_only(into / FLASH_ATTENTION_2, 90, or_ptx=True)
     for library in into.rglob("*.so"):
         if "vllm" not in library.parts and library.stat().st_size > 1 << 20:
             subprocess.run(["strip", "--strip-unneeded", library], check=False)

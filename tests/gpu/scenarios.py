@@ -31,7 +31,7 @@ from machine import HOME, MODELS, OUT, REPO, get, gpu_memory, inside, journal, m
 
 
 def taps(record: Record) -> None:
-    """The gate, the way back, a killed worker, and the pair of flash-attn, with one small server.
+    """The gate, the way back, many clients, a killed worker, and the pair of flash-attn, with one small server.
 
     (b) taps one layer off fail; (c) corrected over the bad start they pass, as deployed (a); the wrong ones once more
     fail, and the server before them is back; (f) a worker is killed; (g) the server starts with the pair installed.
@@ -43,6 +43,7 @@ def taps(record: Record) -> None:
         record[name] = play(f"taps-{name}", "site.yml", tiny(unit, port, layers))
         record[f"{name}_left"] = left(unit, port)
         journal(unit)
+    load(record, "answers", port, "--answers", "16", "--seconds", "20", model="tiny")
     record["caches"] = sorted(str(path) for path in Path(f"/var/cache/{unit}").glob("*"))
     kill_worker(record, unit, port)
     record["ready_again_s"] = await_health(unit, port, 400)
@@ -183,7 +184,7 @@ def full_size(record: Record) -> None:
     load(record, "warm_bursts", port, "--bursts", "1,16", "--tokens", "32")
     record["warm_s"] = round(time.time() - since, 1)
     stop(record, unit)
-    for name in os.environ.get("VARIANTS", "graphs,eager").split(","):
+    for name in os.environ.get("VARIANTS", "graphs,fa2,eager").split(","):
         record[f"variant_{name}"] = variant(unit, port, name)
     record["done"] = True
 
@@ -193,6 +194,8 @@ VARIANTS: dict[str, Callable[[str], str]] = {
     "graphs": lambda text: text.replace("PIECEWISE", "FULL_AND_PIECEWISE"),
     "async": lambda text: text.replace("PIECEWISE", "FULL_AND_PIECEWISE") + "no-async-scheduling: true\n",
     "eager": lambda text: text + "enforce-eager: true\n",
+    # the graphs of vLLM's choice, with attention that takes no schedule
+    "fa2": lambda text: VARIANTS["graphs"](text) + "attention-config:\n    flash_attn_version: 2\n",
 }
 
 
@@ -218,21 +221,6 @@ def variant(unit: str, port: int, name: str) -> dict[str, Any]:
     return seen.content
 
 
-def wide(record: Record) -> None:
-    """A small hybrid target with two groups of attention layers: vLLM's own graphs, then the deployment's."""
-    unit, port = "fl-wide", 30005
-    if "full" in os.environ.get("AFTER", ""):
-        await_record("full", "stopped", 1500)
-    models = {"model_path": str(MODELS / "wide"), "drafter_path": str(MODELS / "wide-drafter/drafter.safetensors")}
-    for name, mode in (("graphs", ""), ("default", "PIECEWISE")):
-        values = tiny(unit, port) | models | {"vllm_server_cudagraph_mode": mode}
-        record[name] = play(f"wide-{name}", "site.yml", values)
-        record[f"{name}_left"] = left(unit, port)
-        journal(unit)
-    load(record, "answers", port, "--answers", "16", "--seconds", "20", model="tiny")
-    stop(record, unit)
-
-
 def plain(record: Record) -> None:
     """Full size without speculation. A fixed cache, so that servers beside it do not disturb its start."""
     unit, port = "fl-plain", 30012
@@ -248,7 +236,6 @@ def plain(record: Record) -> None:
 
 SCENARIOS: dict[str, Callable[[Record], None]] = {
     "taps": taps, "refused": refused, "held": held, "flash": flash.build, "full": full_size, "plain": plain,
-    "wide": wide,
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.firstlight.vllm.plugins.module_utils.diagnose import diagnose
+from ansible_collections.firstlight.vllm.plugins.module_utils.graph_rules import captured_graphs
 from ansible_collections.firstlight.vllm.plugins.module_utils.memory_fit import GIB, fit
 from ansible_collections.firstlight.vllm.plugins.module_utils.metrics import parse, speculation
 from ansible_collections.firstlight.vllm.plugins.module_utils.startup_phases import (
@@ -50,6 +51,11 @@ def deployed() -> dict[str, Any]:
         ("full-size-custom-all-reduce.journal", "custom-all-reduce-failed"),
         ("full-size-no-room-for-cache.journal", "no-memory-for-cache-blocks"),
         ("memory-held-by-neighbours.journal", "free-memory-below-utilization"),
+        ("full-size-piecewise-graphs.journal", "none"),
+        ("full-size-full-graphs-die.journal", "cudagraph-replay-fault"),
+        ("full-size-flash-attn-2.journal", "none"),
+        ("drafter-layers-split.journal", "drafter-mixed-attention"),
+        ("shifted-taps.journal", "none"),  # right answers and no error: only the counters tell
     ],
 )
 def test_each_recorded_start_is_judged_by_its_cause(name: str, kind: str) -> None:
@@ -65,6 +71,24 @@ def test_the_all_reduce_crash_is_cured_by_the_flag_that_cures_it() -> None:
     verdict = diagnose(lines("full-size-custom-all-reduce.journal"))
     assert "disable-custom-all-reduce: true" in verdict.remedy
     assert "custom_all_reduce.cuh" in verdict.text
+
+
+def test_the_crash_of_full_graphs_is_cured_by_the_mode_that_lived() -> None:
+    assert "vllm_server_cudagraph_mode: PIECEWISE" in diagnose(lines("full-size-full-graphs-die.journal")).remedy
+    figures = json.loads((DATA / "full-size-figures.json").read_text(encoding="utf-8"))
+    assert figures["full_graphs"]["bursts"]["died"]
+    assert not figures["piecewise"]["bursts"]["died"]
+
+
+def test_the_engine_hung_before_it_died_with_as_many_requests_as_have_a_broken_schedule() -> None:
+    told = [text for text in lines("full-size-full-graphs-die.journal") if "Running: " in text]
+    running, speed = re.findall(r"generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs", told[-1])[0][::-1]
+    assert 5 <= int(running) <= 12
+    assert float(speed) == 0
+
+
+def test_wrong_taps_were_tapped() -> None:
+    assert auxiliary_layers(lines("shifted-taps.journal")) == (1, 5)
 
 
 def test_the_share_that_would_have_fitted_is_computed() -> None:
@@ -106,11 +130,14 @@ def _logged(name: str, pattern: str) -> float:
     return next(float(found[1]) for text in lines(name) if (found := re.search(pattern, text)))
 
 
+TARGET_BYTES, DRAFTER_BYTES = 53_739_584_776, 3_460_432_496
+
+
 @pytest.mark.parametrize(
     ("name", "weights_bytes", "drafting"),
     [
-        ("full-size-no-room-for-cache.journal", 53_739_584_776, False),
-        ("full-size-custom-all-reduce.journal", 53_739_584_776 + 3_460_432_496, True),
+        ("full-size-no-room-for-cache.journal", TARGET_BYTES, False),
+        ("full-size-custom-all-reduce.journal", TARGET_BYTES + DRAFTER_BYTES, True),
     ],
 )
 def test_predicted_weights_come_within_two_percent_of_the_logged(name: str, weights_bytes: int, drafting: bool) -> None:
@@ -119,3 +146,18 @@ def test_predicted_weights_come_within_two_percent_of_the_logged(name: str, weig
         max_model_len=32768, k=15 if drafting else 0, drafter=DRAFTER if drafting else None,
     )  # fmt: skip
     assert predicted.weights == pytest.approx(_logged(name, r"Model loading took ([\d.]+) GiB"), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "utilization"),
+    [("full-size-piecewise-graphs.journal", "PIECEWISE", 0.9), ("full-size-flash-attn-2.journal", "", 0.6)],
+)
+def test_the_predicted_cache_comes_within_five_percent_of_the_logged(name: str, mode: str, utilization: float) -> None:
+    graphs = captured_graphs(max_num_seqs=16, k=15, mode=mode)
+    [told] = {text for text in lines(name) if "Profiling CUDA graph memory" in text and "TP0" in text}
+    assert sum(int(count) for count in re.findall(r"=(\d+) \(largest", told)) == graphs[0]
+    predicted = fit(
+        TARGET, gpu_total_gib=143771 / 1024, utilization=utilization, weights_gib=(TARGET_BYTES + DRAFTER_BYTES) / GIB,
+        tensor_parallel=2, max_model_len=32768, k=15, drafter=DRAFTER, graphs=graphs,
+    )  # fmt: skip
+    assert predicted.cache == pytest.approx(available_kv_gib(lines(name)), rel=0.05)

@@ -34,22 +34,24 @@ payloads = st.binary(min_size=1, max_size=40)
 parts = st.lists(st.tuples(st.sampled_from([1, 2]), st.sampled_from([80, 86, 90, 100]), payloads), max_size=6)
 
 
-@given(binaries=st.lists(parts, max_size=3), gap=st.binary(max_size=30))
-def test_code_of_the_wanted_gpu_and_every_offset_stay(binaries: list[list[tuple[int, int, bytes]]], gap: bytes) -> None:
+@given(binaries=st.lists(parts, max_size=3), gap=st.binary(max_size=30), or_ptx=st.booleans())
+def test_code_of_the_wanted_gpu_and_every_offset_stay(
+    binaries: list[list[tuple[int, int, bytes]]], gap: bytes, *, or_ptx: bool
+) -> None:
     content = b"\x7fELF" + b"".join(gap + fat_binary(entries) for entries in binaries)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "library.so")
         path.write_bytes(content)
-        taken = fatbin.keep_only(path, 90)
+        taken = fatbin.keep_only(path, 90, or_ptx=or_ptx)
         after = path.read_bytes()
     assert len(after) == len(content)
     found = list(fatbin.entries(after))
     wanted = [entry for entries in binaries for entry in entries]
     assert [(entry.kind, entry.architecture, entry.size) for entry in found] == [(k, a, len(p)) for k, a, p in wanted]
-    for entry, (_, architecture, payload) in zip(found, wanted, strict=True):
-        kept = after[entry.start : entry.start + entry.size]
-        assert kept == (payload if architecture == 90 else bytes(len(payload)))
-    assert taken == sum(len(payload) for _, architecture, payload in wanted if architecture != 90)
+    stays = [architecture == 90 or (or_ptx and kind == 1 and architecture < 90) for kind, architecture, _ in wanted]
+    for entry, (_, _, payload), kept in zip(found, wanted, stays, strict=True):
+        assert after[entry.start : entry.start + entry.size] == (payload if kept else bytes(len(payload)))
+    assert taken == sum(len(payload) for (_, _, payload), kept in zip(wanted, stays, strict=True) if not kept)
 
 
 def test_four_bytes_that_look_like_a_fat_binary_are_left_alone(tmp_path: Path) -> None:

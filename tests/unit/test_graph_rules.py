@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.firstlight.vllm.plugins.module_utils.cache_groups import Groups, cache_groups
 from ansible_collections.firstlight.vllm.plugins.module_utils.graph_rules import (
-    attention_groups,
+    captured_graphs,
     cudagraph_mode,
     graph_rules,
 )
@@ -19,23 +20,53 @@ def hybrid(layers: int, interval: int, **more: Any) -> dict[str, Any]:
             "num_key_value_heads": 2, "head_dim": 64, **more}  # fmt: skip
 
 
+ALIKE = {**DRAFTER, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64}
+
+
 @pytest.mark.parametrize(
     ("target", "drafter", "groups"),
     [
-        # vLLM's log of the reference deployment's shapes says 15 groups: 10 recurrent, 4 and the drafter's
-        (TARGET, DRAFTER, 4),
+        # vLLM's log of the reference deployment's shapes: 4 empty places among attention layers, 2 among recurrent ones
+        (TARGET, DRAFTER, Groups(5, attention=4, drafter=1, recurrent=10)),
+        (TARGET, None, Groups(16, attention=1, drafter=0, recurrent=3)),
         # six recurrent layers, and four of one kind with the drafter's
-        (hybrid(8, 4), {**DRAFTER, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64}, 1),
-        (hybrid(8, 2), {**DRAFTER, "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 64}, 2),
-        (hybrid(8, 2), {**DRAFTER, "num_hidden_layers": 2}, 2),
+        (hybrid(8, 4), ALIKE, Groups(4, attention=1, drafter=0, recurrent=2)),
+        (hybrid(8, 2), ALIKE, Groups(4, attention=2, drafter=0, recurrent=1)),
+        (hybrid(8, 2), {**DRAFTER, "num_hidden_layers": 2}, Groups(2, attention=2, drafter=1, recurrent=2)),
         # no kind has 1.5 times as many layers as another: one size for all
-        (hybrid(8, 2), {**DRAFTER, "num_hidden_layers": 3}, 1),
-        # a dense target has one kind of group
-        ({"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}, DRAFTER, 1),
+        (hybrid(8, 2), {**DRAFTER, "num_hidden_layers": 3}, Groups(4, attention=1, drafter=1, recurrent=1)),
     ],
 )
-def test_the_groups_are_those_that_vllm_makes(target: dict[str, Any], drafter: dict[str, Any], groups: int) -> None:
-    assert attention_groups(target, drafter) == groups
+def test_the_groups_are_those_that_vllm_makes(
+    target: dict[str, Any], drafter: dict[str, Any] | None, groups: Groups
+) -> None:
+    assert cache_groups(target, drafter) == groups
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "k", "mode", "graphs"),
+    [
+        # each as vLLM logged it (`Profiling CUDA graph memory`)
+        (16, 15, "PIECEWISE", (51, 512)),
+        (16, 15, "", (32 + 16, 512)),
+        (16, 0, "", (7 + 5, 32)),
+        (16, 15, "FULL_AND_PIECEWISE", (32 + 16, 512)),
+        (16, 15, "NONE", (0, 0)),
+        # not logged: each is a part of the above
+        (16, 15, "FULL_DECODE_ONLY", (16, 256)),
+        (16, 15, "FULL", (32, 512)),
+        (1, 15, "PIECEWISE", (7, 32)),
+    ],
+)
+def test_the_graphs_are_those_that_vllm_captures(max_num_seqs: int, k: int, mode: str, graphs: tuple[int, int]) -> None:
+    assert captured_graphs(max_num_seqs=max_num_seqs, k=k, mode=mode) == graphs
+
+
+def test_a_drafter_that_vllm_would_divide_is_told() -> None:
+    serve = {"compilation-config": {"cudagraph_mode": "PIECEWISE"}}
+    [problem] = graph_rules([gpu()], serve, hybrid(8, 2), ALIKE)
+    assert problem.id == "drafter-layers-split"
+    assert graph_rules([gpu()], serve, hybrid(8, 4), ALIKE) == []
 
 
 @pytest.mark.parametrize(
@@ -79,3 +110,7 @@ def test_where_nothing_is_lost_or_nothing_is_known_there_is_no_warning(
     compute_capability: str, serve: dict[str, Any], drafter: dict[str, Any] | None
 ) -> None:
     assert graph_rules([gpu(compute_capability=compute_capability)], serve, TARGET, drafter) == []
+
+
+def test_a_dense_target_has_one_kind_of_group_and_no_warning() -> None:
+    assert graph_rules([gpu()], {}, {"num_hidden_layers": 36, "num_key_value_heads": 8, "head_dim": 128}, DRAFTER) == []

@@ -32,6 +32,7 @@ def reference(**changes: Any) -> Fit:
         "weights_gib": WEIGHTS,
         "tensor_parallel": 2,
         "max_model_len": 32768,
+        "graphs": (12, 32),
     }
     return fit(TARGET, **{**arguments, **changes})
 
@@ -39,16 +40,23 @@ def reference(**changes: Any) -> Fit:
 def test_the_cache_of_a_141_gb_card_is_what_vllm_logged() -> None:
     verdict = reference()
     assert verdict.weights == pytest.approx(25.24)
-    assert verdict.cache == pytest.approx(96.08, abs=0.1)
-    assert verdict.at_once == pytest.approx(89.2, abs=0.2)
+    assert verdict.cache == pytest.approx(96.08, rel=0.01)
+    assert verdict.at_once == pytest.approx(89.2, rel=0.01)
     assert verdict.fits
 
 
-def test_speculation_takes_larger_graphs_and_one_state_a_drafted_token() -> None:
-    plain, speculating = reference(), reference(k=15, drafter=DRAFTER, weights_gib=WEIGHTS_WITH_DRAFTER)
-    assert speculating.overhead - plain.overhead == pytest.approx(1.72 - 0.37)
+def test_speculation_takes_more_graphs_the_tapped_states_and_one_state_a_drafted_token() -> None:
+    plain = reference()
+    speculating = reference(k=15, drafter=DRAFTER, weights_gib=WEIGHTS_WITH_DRAFTER, graphs=(51, 512))
+    assert speculating.overhead > plain.overhead + 8
     assert speculating.weights == pytest.approx(27.04)
     assert speculating.request_short > 10 * plain.request_short
+    fewer = reference(k=15, drafter=DRAFTER, weights_gib=WEIGHTS_WITH_DRAFTER, graphs=(51, 512), batched_tokens=8192)
+    assert speculating.overhead - fewer.overhead == pytest.approx(2.2 * 3 / 4)
+
+
+def test_no_graphs_take_nothing() -> None:
+    assert reference(graphs=(0, 0)).overhead < reference().overhead - 1
 
 
 def test_weights_larger_than_the_share_do_not_fit() -> None:
@@ -59,7 +67,7 @@ def test_weights_larger_than_the_share_do_not_fit() -> None:
 
 
 def test_room_for_a_short_request_alone_does_not_fit() -> None:
-    tight = reference(gpu_total_gib=37, k=15, drafter=DRAFTER)
+    tight = reference(gpu_total_gib=37, k=15, drafter=DRAFTER, graphs=(0, 0))
     assert tight.request_short < tight.cache < tight.request_full
     assert 0 < tight.at_once < 1
     assert not tight.fits

@@ -137,7 +137,8 @@ def test_a_request_longer_than_the_drafters_positions_is_a_warning() -> None:
 
 
 def memory(gpus: Sequence[Gpu] = HOST.gpus, wanted: Wanted = WANTED, **changes: Any) -> tuple[Any, list[Problem]]:
-    arguments = {"target": TARGET, "drafter": DRAFTER, "weights_gib": 54.08, **changes}
+    arguments = {"target": TARGET, "drafter": DRAFTER, "weights_gib": 54.08, "graphs": (51, 512), **changes}
+    arguments.setdefault("batched_tokens", 32768)
     return memory_rules(gpus, wanted, **arguments)
 
 
@@ -156,6 +157,16 @@ def test_a_model_that_does_not_fit_is_refused_with_all_figures() -> None:
     assert figures["cache"] < 0
     for figure in ("24.0 GiB", "27.0", "32768 tokens", "2.9"):
         assert figure in found.message
+
+
+def test_what_lacks_less_than_the_prediction_may_be_off_is_only_warned_of() -> None:
+    # 2.2 GiB are predicted for the cache of a 48 GB card, where a request of the full length takes 2.9
+    close = [gpu(0, memory_total_mib=49140), gpu(1, memory_total_mib=49140)]
+    figures, problems = memory(close)
+    assert 0 < figures["cache"] < figures["request_full"]
+    found = only(problems)
+    assert (found.id, found.severity) == ("memory-does-not-fit", "warning")
+    assert "vllm_server_max_num_seqs" in found.fix
 
 
 def test_the_smallest_card_decides() -> None:

@@ -43,7 +43,7 @@ def settings(tmp_path: Path, layout: Layout) -> Settings:
         config="port: 30000\n", unit_text=f"[Service]\nExecStart=/v --config {layout.releases}/@RELEASE@/serve.yaml\n",
         dropin="", environment={"HOME": "/elsewhere", "TRITON_CACHE_DIR": "/elsewhere"}, user="root", group="root",
         serve={"port": 30000, "served-model-name": "m", "tensor-parallel-size": 2, "max-model-len": 1024,
-               "gpu-memory-utilization": 0.9},
+               "gpu-memory-utilization": 0.9, "max-num-seqs": 16, "max-num-batched-tokens": 32768},
         target=str(target), drafter="", venv="/opt/firstlight/venvs/0.20.1-abc", vllm_version="0.20.1",
         platform="cpu", base_url="http://127.0.0.1:30000",
     )  # fmt: skip
