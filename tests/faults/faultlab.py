@@ -183,6 +183,8 @@ class Lab:
             ANSIBLE_CONFIG=str(ROOT / "ansible.cfg"),
             ANSIBLE_CALLBACK_RESULT_FORMAT="json",
             ANSIBLE_HOST_KEY_CHECKING="false",
+            # molecule asks for colours, which win over this one, and colours would hide what is read here
+            ANSIBLE_FORCE_COLOR="false",
             ANSIBLE_NOCOLOR="1",
         )
         argv = ["ansible-playbook", "-i", str(INVENTORY), str(ROOT / "playbooks" / f"{playbook}.yml")]
