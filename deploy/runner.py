@@ -254,6 +254,7 @@ def _arguments(checked: Plan, folder: Path, watch: _Watch) -> list[str]:
 def _private_env(checked: Plan, folder: Path) -> dict[str, str]:
     """Variables that keep Ansible's own temporary files in the private folder."""
     env = {"ANSIBLE_LOCAL_TEMP": str(folder / "tmp"), "ANSIBLE_NOCOLOR": "true", MARK: folder.name}
+    env["ANSIBLE_FORCE_COLOR"] = "false"  # the caller may ask for colours, which win over the other
     if checked.inline_inventory is not None:
         env["ANSIBLE_INVENTORY_ENABLED"] = "ansible.builtin.yaml"  # a pipe can be read once, by one parser
     return env

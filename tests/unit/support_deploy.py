@@ -74,7 +74,7 @@ SLEEP = """
   gather_facts: false
   tasks:
     - name: Sleep
-      ansible.builtin.command: sleep 60
+      ansible.builtin.command: sleep 60.125
 """
 
 SECRET = """

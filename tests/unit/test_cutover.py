@@ -161,7 +161,8 @@ def test_a_recipe_is_read_off_a_running_process(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "LINES": "one\ntwo", "EMPTY": ""}
     with subprocess.Popen(["sleep", "60"], cwd=tmp_path, env=environment, umask=0o027) as running:
         try:
-            assert processes.wait_until(lambda: _name(running.pid) == "sleep", 5)
+            # its name is there a moment before its arguments
+            assert processes.wait_until(lambda: _arguments(running.pid) == ("sleep", "60"), 5)
             found = processes.read_process(running.pid)
             assert found is not None
             recipe = read_recipe(found)
@@ -173,9 +174,9 @@ def test_a_recipe_is_read_off_a_running_process(tmp_path: Path) -> None:
             running.kill()
 
 
-def _name(pid: int) -> str:
+def _arguments(pid: int) -> tuple[str, ...]:
     found = processes.read_process(pid)
-    return found.name if found else ""
+    return found.cmdline if found else ()
 
 
 def test_limits_are_read_as_systemd_writes_them() -> None:
@@ -193,7 +194,7 @@ def test_a_virtual_environments_python_keeps_its_own_path(tmp_path: Path) -> Non
     link.symlink_to("/bin/sleep")
     with subprocess.Popen(["./bin/python", "60"], cwd=tmp_path) as running:
         try:
-            assert processes.wait_until(lambda: _name(running.pid) == "python", 5)
+            assert processes.wait_until(lambda: _arguments(running.pid)[:1] == ("./bin/python",), 5)
             found = processes.read_process(running.pid)
             assert found is not None
             assert read_recipe(found).program == str(link)
