@@ -19,6 +19,7 @@ TENSOR_PARALLEL = min(GPUS, 2)
 REHEARSAL = os.environ.get("PROOF_VARS")
 PLENTY = 10**6  # MiB; several servers share the GPUs on purpose
 FULL = str(MODELS / "full")
+STATE = Path("/var/lib/firstlight")
 # whoever wants 125 GiB of a card leaves this share to small servers beside it
 SMALL_SHARE = 0.05
 
@@ -85,16 +86,24 @@ def play(name: str, playbook: str, values: Mapping[str, Any], timeout_s: float =
     since = time.time()
     log = OUT / "plays" / f"{name}.log"
     with log.open("w") as handle:
-        wrapped = inside(["bash", "-c", f'cd {REPO} && exec "$@"', "play", *argv])
+        # a host takes one run at a time; several small deployments share this one on purpose, each with its own state
+        own = state_dir(str(values["vllm_server_unit"]))
+        script = f'mkdir -p {own} {STATE} && mount --bind {own} {STATE} && cd {REPO} && exec "$@"'
+        wrapped = inside(["unshare", "--mount", "bash", "-c", script, "play", *argv])
         done = subprocess.run(
             wrapped, stdout=handle, stderr=subprocess.STDOUT, env=environment, check=False, timeout=timeout_s
         )
     return {"status": done.returncode, "seconds": round(time.time() - since, 1), "said": log.read_text()[-2500:]}
 
 
+def state_dir(unit: str) -> Path:
+    """Where a deployment's plays find ``/var/lib/firstlight``."""
+    return STATE.with_name(f"{STATE.name}-{unit}")
+
+
 def state_of(unit: str) -> dict[str, Any]:
     """The committed record of a deployment."""
-    path = Path(f"/var/lib/firstlight/{unit}/state.json")
+    path = state_dir(unit) / unit / "state.json"
     content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return content
 
