@@ -90,6 +90,7 @@ def graph_rules(
     concerned = [gpu for gpu in gpus if gpu.compute_capability.startswith(_MAJOR)]
     if (
         groups.attention == 1
+        or serve.get("max-num-seqs") == 1
         or not concerned
         or version == _WITHOUT_SCHEDULE
         or cudagraph_mode(serve) in ("NONE", "PIECEWISE")

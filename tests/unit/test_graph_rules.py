@@ -98,6 +98,7 @@ def test_full_graphs_are_warned_of_with_the_remedy(mode: str) -> None:
     [
         ("9.0", {"compilation-config": {"cudagraph_mode": "PIECEWISE"}}, DRAFTER),
         ("9.0", {"enforce-eager": True}, DRAFTER),
+        ("9.0", {"max-num-seqs": 1}, DRAFTER),
         ("9.0", {"attention-config": {"flash_attn_version": 2}}, DRAFTER),
         ("8.6", {}, DRAFTER),
         ("12.0", {}, DRAFTER),
