@@ -313,8 +313,9 @@ class _Smoke:
             what,
             where="load",
             why=why,
-            fix="read the journal above the first error; then deploy with enforce-eager: true or "
-            "no-async-scheduling: true, or with a smaller max-num-seqs.",
+            fix="read the journal above the first error, and set vllm_server_cudagraph_mode: PIECEWISE; where it is "
+            "set already, vllm_server_extra_args: {enforce-eager: true} or {no-async-scheduling: true}, or a smaller "
+            "vllm_server_max_num_seqs.",
             kind=kind,
         )
         return SmokeFailure(fault, seen, self.report)

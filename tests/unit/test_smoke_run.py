@@ -270,6 +270,8 @@ def test_one_wrong_answer_under_load_fails() -> None:
         failure = fails(fake, bursts=(4,))
     assert failure.kind == "wrong-under-load"
     assert failure.report.load[0]["right"] == 3
+    # vLLM's full graphs were found to do just that
+    assert "vllm_server_cudagraph_mode: PIECEWISE" in str(failure)
 
 
 def test_answers_that_the_counters_do_not_know_fail() -> None:
