@@ -30,32 +30,38 @@ def cudagraph_mode(serve: Mapping[str, Any]) -> str:
     """The mode that a configuration of ``vllm serve`` asks for; empty when vLLM chooses."""
     if serve.get("enforce-eager"):
         return "NONE"
-    whole = serve.get("compilation-config")
-    mode = whole.get("cudagraph_mode") if isinstance(whole, Mapping) else serve.get("compilation-config.cudagraph_mode")
-    return str(mode or "").upper()
+    return str(_of(serve, "compilation-config").get("cudagraph_mode") or "").upper()
 
 
-def captured_graphs(*, max_num_seqs: int, k: int, mode: str) -> tuple[int, int]:
+def _of(serve: Mapping[str, Any], flag: str) -> Mapping[str, Any]:
+    """The mapping of a flag; `serve_config` has put its dotted keys into it."""
+    given = serve.get(flag)
+    return given if isinstance(given, Mapping) else {}
+
+
+def captured_graphs(*, max_num_seqs: int, k: int, mode: str, batched_tokens: int) -> tuple[int, int]:
     """How many CUDA graphs vLLM captures, and of how many tokens the largest is.
 
     Args:
         max_num_seqs: requests at once.
         k: ``num_speculative_tokens``; 0 without speculation.
         mode: ``cudagraph_mode``; empty for vLLM's own choice.
+        batched_tokens: ``max_num_batched_tokens``.
     """
     if mode == "NONE":
         return 0, 0
     decode = max_num_seqs * (1 + k)
-    largest = min(2 * decode, _LARGEST_GRAPH)
+    largest = min(2 * decode, _LARGEST_GRAPH, batched_tokens)
     sizes = [size for size in _GRAPH_SIZES if size <= largest]
     if mode == "PIECEWISE":
         return len(sizes), largest
-    # a full graph is of whole requests, each with its drafted tokens, and then the others are too
-    sizes = [size for size in sizes if size % (1 + k) == 0]
+    # a full graph is of whole requests, each with its drafted tokens, and then the sizes of all are rounded up to that
+    whole = {-(-size // (1 + k)) * (1 + k) for size in sizes}
+    sizes = sorted(size for size in whole if size <= largest)
     full = [size for size in sizes if size <= decode]
     if mode == "FULL_DECODE_ONLY":
         return len(full), max(full, default=0)
-    return len(sizes) + (0 if mode == "FULL" else len(full)), largest
+    return len(sizes) + (0 if mode == "FULL" else len(full)), max(sizes, default=0)
 
 
 def graph_rules(
@@ -85,8 +91,7 @@ def graph_rules(
                 "use a drafter with other heads of keys and values, or a newer vLLM.",
             )
         ]  # fmt: skip
-    attention = serve.get("attention-config")
-    version = attention.get("flash_attn_version") if isinstance(attention, Mapping) else None
+    version = _of(serve, "attention-config").get("flash_attn_version")
     concerned = [gpu for gpu in gpus if gpu.compute_capability.startswith(_MAJOR)]
     if (
         groups.attention == 1
@@ -101,7 +106,7 @@ def graph_rules(
             "full-graphs-lose-attention", "warning", "vllm_server_cudagraph_mode",
             f"the target's attention layers lie in {groups.attention} cache groups beside this drafter's, and on"
             f" {concerned[0].name} full CUDA graphs refresh the schedule of the first alone: requests served at the"
-            " same time get wrong answers or end the server.",
+            " same time were seen to end the server, and may be answered wrong.",
             "set vllm_server_cudagraph_mode to PIECEWISE.",
         )
     ]  # fmt: skip

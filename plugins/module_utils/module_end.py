@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from .errors import FirstlightError
+from .run_claim import seen
 
 
 class Module(Protocol):
@@ -38,6 +39,8 @@ def finish(
         module.fail_json(msg=error.message, failure=error.as_dict())
     except host_faults as error:
         module.fail_json(msg=f"host: {error}. Fix: see that root may write there and that the disk is not full.")
+    finally:
+        seen()
     for text in result.pop("warnings", ()):
         module.warn(text)
     if "failure" in result:

@@ -200,6 +200,7 @@ def stage_release(
     target = read_config(settings.target, "target", check=check)
     drafter = read_config(settings.drafter, "drafter", check=check) if settings.drafter else None
     gpus = query() if settings.platform == "cuda" else []
+    batched_tokens = int(settings.serve["max-num-batched-tokens"])
     memory: dict[str, float] | None = None
     problems: list[Problem] = []
     if target is not None:
@@ -210,9 +211,12 @@ def stage_release(
             drafter=drafter,
             weights_gib=weights_gib(settings.target) + (weights_gib(settings.drafter) if settings.drafter else 0),
             graphs=captured_graphs(
-                max_num_seqs=int(settings.serve["max-num-seqs"]), k=wanted.k, mode=cudagraph_mode(settings.serve)
+                max_num_seqs=int(settings.serve["max-num-seqs"]),
+                k=wanted.k,
+                mode=cudagraph_mode(settings.serve),
+                batched_tokens=batched_tokens,
             ),
-            batched_tokens=int(settings.serve["max-num-batched-tokens"]),
+            batched_tokens=batched_tokens,
         )
         problems = [*model_rules(target, drafter, wanted), *memory_problems, *_readable(settings)]
         problems += graph_rules(gpus[: wanted.tensor_parallel], settings.serve, target, drafter)

@@ -2,9 +2,9 @@
 
 A run is many programs, one after the other, with nothing of it on the host in between. So the claim is a file, and
 what makes it count is a sign of life of its run: a program of the run on the host (each bears the claim in its
-environment), or a step within the last two minutes. A claim without either counts for nothing and the next run takes
-its place, so there is none to clean away after a controller that was killed, a network that went, or a reboot. A run
-whose place was taken learns it at its next step, before that changes anything.
+environment), or the end of one within the last two minutes. A claim without either counts for nothing and the next run
+takes its place, so there is none to clean away after a controller that was killed, a network that went, or a reboot. A
+run whose place was taken learns it at its next step, before that changes anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .run_identity import Run
 
 #: Tells each program of a run whose it is; the playbook sets it.
 ENVIRONMENT = "FIRSTLIGHT_CLAIM"
-#: After so many seconds without a sign of life a claim counts for nothing. A wait bears a cut network as long.
+#: After so many seconds without a sign of life a claim counts for nothing. A run bears a cut network as long.
 SILENCE_S = 120.0
 # between two programs of one run there is nothing of it on the host
 _BETWEEN_S = 3.0
@@ -116,7 +116,8 @@ class Claims:
         ticks = program.start_ticks if program else 0
         with self._locked():
             for path, claim in self._others(run.id):
-                if claim.run.id not in gone and self._lives(path, claim):
+                # a run that is a single program here lives as long as that does, whatever became of its controller
+                if (claim.pid or claim.run.id not in gone) and self._lives(path, claim):
                     raise RunInProgressError(claim, path)
                 path.unlink(missing_ok=True)
             self._save(Claim(run, self.unit, boot_id(), time.time(), _uptime(), pid, ticks))
@@ -132,13 +133,20 @@ class Claims:
         Raises:
             FirstlightError: ``run-taken-over``: it was silent for so long that another run took its place.
         """
-        if not self._state_dir.exists():
+        # where nothing can be written, a full disk must not keep a host from its way back; the program that asks is a
+        # sign of life itself
+        with contextlib.suppress(OSError):
+            if self._state_dir.exists():
+                with self._locked():
+                    self._save(dataclasses.replace(self._own(run_id), seen_s=_uptime()))
+                    return
+        self._own(run_id)
+
+    def _own(self, run_id: str) -> Claim:
+        claim = _load(self.path)
+        if claim is None or claim.run.id != run_id:
             raise self._taken_over(run_id)
-        with self._locked():
-            claim = _load(self.path)
-            if claim is None or claim.run.id != run_id:
-                raise self._taken_over(run_id)
-            self._save(dataclasses.replace(claim, seen_s=_uptime()))
+        return claim
 
     def drop(self, run_id: str) -> None:
         """Leave the host to others; a claim that is another run's stays."""
@@ -148,6 +156,8 @@ class Claims:
             claim = _load(self.path)
             if claim is not None and claim.run.id == run_id:
                 self.path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # made for the claim alone, where nothing else is in it
+                    self.path.parent.rmdir()
 
     def _others(self, run_id: str) -> list[tuple[Path, Claim]]:
         """The claims of other runs, on all units: they share ports and GPUs."""
@@ -216,6 +226,7 @@ def claimed(
     run: Mapping[str, Any] | None = None,
     gone: Collection[str] = (),
     last: bool = False,
+    or_without: bool = False,
 ) -> Iterator[None]:
     """Change a host as the next step of the run that claimed it, or else as a run of its own.
 
@@ -227,9 +238,11 @@ def claimed(
         run: who runs it, of a run of its own.
         gone: ids of runs that the controller knows to have ended.
         last: the run that claimed it ends with this step, however it goes.
+        or_without: a run of its own goes on where no claim can be written, as on a full disk.
 
     Raises:
         FirstlightError: ``run-in-progress`` or ``run-taken-over``; nothing was changed.
+        OSError: no claim can be written.
     """
     if check:
         yield
@@ -241,12 +254,27 @@ def claimed(
     else:
         mine, last = secrets.token_hex(8), True
         told = Run.of(run or {})
-        claims.take(dataclasses.replace(told, id=mine, who=told.who or f"`{what}`"), gone, pid=os.getpid())
+        try:
+            claims.take(dataclasses.replace(told, id=mine, who=told.who or f"`{what}`"), gone, pid=os.getpid())
+        except OSError:
+            if not or_without:
+                raise
     try:
         yield
     finally:
         if last:
-            claims.drop(mine)
+            with contextlib.suppress(OSError):  # it lapses by itself
+                claims.drop(mine)
+
+
+def seen(state_dir: Path = STATE_DIR) -> None:
+    """Note that the run of this program was at work until now; nothing where it has no claim, or lost it."""
+    mine = os.environ.get(ENVIRONMENT, "")
+    with contextlib.suppress(FirstlightError, OSError):  # a program without the rights is none of those that renew
+        for path in state_dir.glob(f"*/{_FILE}") if mine else ():
+            claim = _load(path)
+            if claim is not None and claim.run.id == mine:
+                Claims(claim.unit, state_dir).renew(mine)
 
 
 @contextlib.contextmanager
@@ -285,15 +313,18 @@ def end_claim(unit: str, state_dir: Path) -> None:
     """End the run's claim with its last change, unless the commit of its cutover is still to come."""
     record = CutoverStore(unit, state_dir).load()
     mine = os.environ.get(ENVIRONMENT, "")
-    if mine and (record is None or record.phase == "committed"):
+    if mine and (record is None or not record.unfinished):
         Claims(unit, state_dir).drop(mine)
 
 
 def _load(path: Path) -> Claim | None:
     """A claim; None where there is none, or one that nobody can read: that protects nothing."""
     try:
-        document = json.loads(path.read_text("utf-8"))
-        return Claim(**{**document, "run": Run.of(document["run"])})
+        told = json.loads(path.read_text("utf-8"))
+        return Claim(
+            Run.of(told["run"]), str(told["unit"]), str(told["boot_id"]), float(told["began_s"]), float(told["seen_s"]),
+            int(told["pid"]), int(told["ticks"]),
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -303,4 +334,7 @@ def _uptime() -> float:
 
 
 def _clock(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "a time that nobody can read"

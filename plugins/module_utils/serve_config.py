@@ -8,6 +8,8 @@ Source: ``vllm/utils/argparse_utils.py`` of vLLM 0.20.1.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +46,11 @@ def flag_name(key: str) -> str:
 
 
 def _value(key: str, value: Any) -> tuple[str, Any]:
-    if value is False:
+    """A flag and what it is given in the file, where a mapping may also be the text of one, as on a command line."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            return key, json.loads(value)
+    if value is False and "." not in key:
         positive = key[3:] if key.startswith("no-") else f"no-{key}"
         return positive, True
     return key, value
@@ -105,17 +111,15 @@ def serve_config(settings: Mapping[str, Any], extra: Mapping[str, Any] | None = 
 
 
 def _folded(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Put ``flag.key`` into the mapping of ``flag`` where there is one: vLLM would take the one and drop the other."""
+    """Put ``flag.key`` into the mapping of ``flag``: of two vLLM would take one, and ``false`` it cannot read there."""
     whole = {name: value for name, value in flags.items() if "." not in name}
     for name, value in flags.items():
         base, dot, key = name.partition(".")
         if not dot:
             continue
-        if not isinstance(whole.get(base), Mapping):
-            whole[name] = value
-            continue
         *parents, last = key.split(".")
-        whole[base] = inner = dict(whole[base])
+        given = whole.get(base)
+        whole[base] = inner = dict(given) if isinstance(given, Mapping) else {}
         for parent in parents:
             inner[parent] = dict(inner[parent]) if isinstance(inner.get(parent), Mapping) else {}
             inner = inner[parent]

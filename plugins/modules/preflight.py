@@ -194,7 +194,7 @@ def run(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: run(module.params, check=module.check_mode))
+    finish(module, lambda: run(module.params, check=module.check_mode), host_faults=(OSError,))
 
 
 if __name__ == "__main__":

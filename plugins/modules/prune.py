@@ -106,7 +106,7 @@ def _run(layout: Layout, keep: int, *, check: bool) -> dict[str, object]:
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: run(module.params, check=module.check_mode))
+    finish(module, lambda: run(module.params, check=module.check_mode), host_faults=(OSError,))
 
 
 if __name__ == "__main__":

@@ -180,10 +180,12 @@ firstlight_report:
   sample: {verdict: right, release: 3f1c2ab9de04, downtime_s: 98.2}
 """
 
+import contextlib
 import json
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.firstlight.vllm.plugins.module_utils.cutover import CutoverStore
 from ansible_collections.firstlight.vllm.plugins.module_utils.module_end import finish
 from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, load
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import commit, remove, start
@@ -233,7 +235,9 @@ def _run(module: AnsibleModule, layout: Layout, systemd: Systemd) -> dict[str, o
     params, check = module.params, module.check_mode
     if params["state"] == "staged":
         settings = Settings(**params["settings"])
-        return stage_release(layout, settings, secrets=params["secrets"], check=check, diff=module._diff)
+        # a way back that a killed run left at work takes the files of its release away: let it end first
+        with contextlib.nullcontext() if check else CutoverStore(layout.unit, layout.state_dir).lock():
+            return stage_release(layout, settings, secrets=params["secrets"], check=check, diff=module._diff)
     if params["state"] == "removed":
         removed = remove(layout, systemd, check=check)
         return {"changed": bool(removed), "release": "", "removed": removed}

@@ -176,6 +176,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         run=params["run"],
         gone=params["gone"],
         last=True,
+        or_without=True,
     ):
         return restore(host, store, guard.disarm, options, check=module.check_mode, note=note)
 
@@ -183,7 +184,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: run(module))
+    finish(module, lambda: run(module), host_faults=(OSError,))
 
 
 if __name__ == "__main__":

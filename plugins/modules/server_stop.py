@@ -270,7 +270,7 @@ def _diff(before: dict[str, object], store: CutoverStore, result: dict[str, Any]
 def main() -> None:
     """Entry point."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    finish(module, lambda: run(module))
+    finish(module, lambda: run(module), host_faults=(OSError,))
 
 
 if __name__ == "__main__":

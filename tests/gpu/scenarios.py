@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,8 +72,7 @@ def left(unit: str, port: int) -> dict[str, Any]:
 
 def smoke(unit: str, port: int, name: str) -> dict[str, Any]:
     """The role `smoke` on a running server."""
-    told = state_of(unit)
-    values = tiny(unit, port) | {"proof_drafter": told.get("drafter", {}).get("path", "")}
+    values = tiny(unit, port) | {"proof_drafter": state_of(unit).get("meta", {}).get("drafter", "")}
     return play(f"smoke-{name}", "tests/gpu/smoke.yml", values)
 
 
@@ -200,23 +200,26 @@ VARIANTS: dict[str, Callable[[str], str]] = {
 
 
 def variant(unit: str, port: int, name: str) -> dict[str, Any]:
-    """The same release with one setting changed by hand: one stream, then bursts, for as long as it lives."""
-    path = next(Path("/etc/firstlight", unit, "releases").glob("*/serve.yaml"))
-    text = path.read_text()
-    path.write_text(VARIANTS[name](text))
+    """The release in force with one setting changed by hand: one stream, then bursts, for as long as it lives."""
+    text = Path(f"/etc/systemd/system/{unit}.service").read_text()
+    path = Path(re.findall(r"--config (\S+/serve\.yaml)", text)[0])
+    before = path.read_text()
+    path.write_text(VARIANTS[name](before))
     seen = Record(f"full-{name}")
-    run(inside(["systemctl", "reset-failed", unit]))
-    run(inside(["systemctl", "start", unit]))
-    invocation = show(unit)["InvocationID"]
-    seen["ready_s"] = await_health(unit, port, 400)
-    load(seen, "streams_1", port, "--streams", "1", "--tokens", "256", "--seconds", "8")
-    load(seen, "bursts", port, "--bursts", "1,16,8,16,4,12,6,8", "--tokens", "64", "--seconds", "20", limit_s=240)
-    if not seen.content["bursts"].get("died", True):
-        load(seen, "streams_8", port, "--streams", "8", "--tokens", "256", "--seconds", "8")
-    seen["verdict"] = judged(messages(unit, invocation))
-    stop(seen, unit)
-    (OUT / f"full-{name}.log").write_text("\n".join(messages(unit, invocation)))
-    path.write_text(text)
+    try:
+        run(inside(["systemctl", "reset-failed", unit]))
+        run(inside(["systemctl", "start", unit]))
+        invocation = show(unit)["InvocationID"]
+        seen["ready_s"] = await_health(unit, port, 400)
+        load(seen, "streams_1", port, "--streams", "1", "--tokens", "256", "--seconds", "8")
+        load(seen, "bursts", port, "--bursts", "1,16,8,16,4,12,6,8", "--tokens", "64", "--seconds", "20", limit_s=240)
+        if not seen.content["bursts"].get("died", True):
+            load(seen, "streams_8", port, "--streams", "8", "--tokens", "256", "--seconds", "8")
+        seen["verdict"] = judged(messages(unit, invocation))
+        stop(seen, unit)
+        (OUT / f"full-{name}.log").write_text("\n".join(messages(unit, invocation)))
+    finally:
+        path.write_text(before)
     seen["ended"] = True
     return seen.content
 

@@ -80,6 +80,21 @@ def test_the_crash_of_full_graphs_is_cured_by_the_mode_that_lived() -> None:
     assert not figures["piecewise"]["bursts"]["died"]
 
 
+def test_the_figures_that_the_page_tells_are_those_that_were_recorded() -> None:
+    figures = json.loads((DATA / "full-size-figures.json").read_text(encoding="utf-8"))
+    page = (Path(__file__).parents[2] / "docs" / "cuda-graphs.md").read_text(encoding="utf-8")
+    row = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("| `")}
+    piecewise, full = figures["piecewise"], figures["full_graphs"]
+    bursts = [piecewise["first_bursts"], piecewise["bursts"]]
+    told = row["`PIECEWISE`"]
+    assert f"| {piecewise['streams_1']['tokens_per_s']:.0f} | {piecewise['streams_8']['tokens_per_s']:.0f} |" in told
+    assert f"{sum(b['bursts'] for b in bursts)} bursts, {sum(b['requests'] for b in bursts)} requests" in told
+    assert f"| {full['streams_1']['tokens_per_s']:.0f} |" in row["`FULL_AND_PIECEWISE` (small servers starting)"]
+    answered, tokens = figures["flash_attn_2"]["answered_at"], figures["flash_attn_2"]["tokens"]
+    speed = sum(tokens[1:]) / (answered[-1] - answered[0])
+    assert f"| {speed:.0f} (two requests) |" in row["`FULL_AND_PIECEWISE`, FlashAttention 2 (a small server starting)"]
+
+
 def test_the_engine_hung_before_it_died_with_as_many_requests_as_have_a_broken_schedule() -> None:
     told = [text for text in lines("full-size-full-graphs-die.journal") if "Running: " in text]
     running, speed = re.findall(r"generation throughput: ([\d.]+) tokens/s, Running: (\d+) reqs", told[-1])[0][::-1]
@@ -153,7 +168,7 @@ def test_predicted_weights_come_within_two_percent_of_the_logged(name: str, weig
     [("full-size-piecewise-graphs.journal", "PIECEWISE", 0.9), ("full-size-flash-attn-2.journal", "", 0.6)],
 )
 def test_the_predicted_cache_comes_within_five_percent_of_the_logged(name: str, mode: str, utilization: float) -> None:
-    graphs = captured_graphs(max_num_seqs=16, k=15, mode=mode)
+    graphs = captured_graphs(max_num_seqs=16, k=15, mode=mode, batched_tokens=32768)
     [told] = {text for text in lines(name) if "Profiling CUDA graph memory" in text and "TP0" in text}
     assert sum(int(count) for count in re.findall(r"=(\d+) \(largest", told)) == graphs[0]
     predicted = fit(

@@ -56,10 +56,16 @@ def test_the_groups_are_those_that_vllm_makes(
         (16, 15, "FULL_DECODE_ONLY", (16, 256)),
         (16, 15, "FULL", (32, 512)),
         (1, 15, "PIECEWISE", (7, 32)),
+        # rounded up to whole requests of five tokens: 5, 10, 20, 25, 35, 40 ... 160
+        (16, 4, "", (21 + 11, 160)),
     ],
 )
 def test_the_graphs_are_those_that_vllm_captures(max_num_seqs: int, k: int, mode: str, graphs: tuple[int, int]) -> None:
-    assert captured_graphs(max_num_seqs=max_num_seqs, k=k, mode=mode) == graphs
+    assert captured_graphs(max_num_seqs=max_num_seqs, k=k, mode=mode, batched_tokens=8192) == graphs
+
+
+def test_no_graph_is_larger_than_a_step() -> None:
+    assert captured_graphs(max_num_seqs=16, k=15, mode="PIECEWISE", batched_tokens=256) == (35, 256)
 
 
 def test_a_drafter_that_vllm_would_divide_is_told() -> None:
@@ -75,7 +81,6 @@ def test_a_drafter_that_vllm_would_divide_is_told() -> None:
         ({}, ""),
         ({"compilation-config": {"cudagraph_mode": "piecewise"}}, "PIECEWISE"),
         ({"compilation-config": {"level": 3}}, ""),
-        ({"compilation-config.cudagraph_mode": "FULL"}, "FULL"),
         ({"enforce-eager": True, "compilation-config": {"cudagraph_mode": "FULL"}}, "NONE"),
     ],
 )

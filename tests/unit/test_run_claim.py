@@ -25,6 +25,7 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.run_claim import (
     busy,
     claimed,
     end_claim,
+    seen,
 )
 from ansible_collections.firstlight.vllm.plugins.module_utils.run_identity import Run
 
@@ -255,8 +256,9 @@ def test_a_beginning_that_fails_leaves_no_claim(state: Path) -> None:
         assert claim == ""
 
 
+@pytest.mark.parametrize("end", ["committed", "restored"])
 def test_a_run_ends_with_its_last_change_and_not_before_its_cutover(
-    state: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path, monkeypatch: pytest.MonkeyPatch, end: Any
 ) -> None:
     store = CutoverStore("vllm", state)
     monkeypatch.setenv(ENVIRONMENT, ALICE.id)
@@ -264,7 +266,7 @@ def test_a_run_ends_with_its_last_change_and_not_before_its_cutover(
     store.save(Record(OldServer("none"), "stopped"))
     end_claim("vllm", state)
     refused(state)
-    store.advance("committed")
+    store.advance(end)
     end_claim("vllm", state)
     claims(state).take(CI)
 
@@ -279,3 +281,81 @@ def test_the_clock_of_the_host_may_be_set_without_an_effect(state: Path, monkeyp
     claims(state).take(ALICE)
     monkeypatch.setattr(run_claim.time, "time", lambda: 0.0)
     refused(state)
+
+
+def test_each_program_of_a_run_is_a_step_when_it_ends(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims(state).take(ALICE)
+    silent(state, SILENCE_S - 1)
+    monkeypatch.setenv(ENVIRONMENT, ALICE.id)
+    seen(state)
+    told = json.loads((state / "vllm" / "run.json").read_text())
+    assert time.clock_gettime(time.CLOCK_BOOTTIME) - told["seen_s"] < 5
+    monkeypatch.setenv(ENVIRONMENT, CI.id)
+    silent(state, 60)
+    seen(state)
+    assert json.loads((state / "vllm" / "run.json").read_text())["seen_s"] < told["seen_s"], "it is not that run's"
+
+
+def test_a_full_disk_keeps_no_step_from_going_on(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims(state).take(ALICE)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_claim, "write_atomically", full)
+    monkeypatch.setenv(ENVIRONMENT, ALICE.id)
+    with claimed("vllm", state, check=False):
+        pass
+    monkeypatch.setenv(ENVIRONMENT, CI.id)
+    with pytest.raises(FirstlightError, match="another one took its place"), claimed("vllm", state, check=False):
+        pass
+
+
+def test_a_way_back_goes_on_where_no_claim_can_be_written_and_nothing_else_does(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_claim, "write_atomically", full)
+    done = []
+    with claimed("vllm", state, check=False, or_without=True):
+        done.append(True)
+    assert done
+    with pytest.raises(OSError, match="No space"), claimed("vllm", state, check=False):
+        pass
+
+
+def test_a_run_that_is_one_program_lives_as_long_as_that_whatever_became_of_its_controller(state: Path) -> None:
+    step = started(ONE_STEP, str(state))
+    assert step.stdout is not None
+    assert step.stdout.readline() == "claimed\n"
+    run_id = json.loads((state / "vllm" / "run.json").read_text())["run"]["id"]
+    try:
+        with pytest.raises(FirstlightError, match="another run is at work"):
+            claims(state).take(ALICE, gone=[run_id])
+    finally:
+        step.kill()
+        step.wait()
+    claims(state).take(ALICE, gone=[run_id])
+
+
+@pytest.mark.parametrize("changes", [{"seen_s": None}, {"seen_s": "soon"}, {"pid": []}, {"run": 7}, {"unit": None}])
+def test_a_claim_with_a_value_of_another_type_keeps_nobody_away(state: Path, changes: dict[str, Any]) -> None:
+    claims(state).take(ALICE)
+    silent(state, SILENCE_S + 1)
+    path = state / "vllm" / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    claims(state).take(CI)
+    assert json.loads(path.read_text())["run"]["id"] == CI.id
+
+
+def test_what_was_made_for_the_claim_alone_goes_with_it(state: Path) -> None:
+    with claimed("mistyped", state, check=False):
+        pass
+    assert not (state / "mistyped").exists()
+    (state / "vllm").mkdir()
+    (state / "vllm" / "state.json").touch()
+    with claimed("vllm", state, check=False):
+        pass
+    assert (state / "vllm" / "state.json").exists()

@@ -116,10 +116,27 @@ def test_a_dotted_key_goes_into_the_mapping_that_is_set() -> None:
     given = {"compilation-config.pass_config.b": 2, "compilation-config.cudagraph_mode": "NONE", "other.key": 1}
     assert serve_config(ours, given) == {
         "compilation-config": {"cudagraph_mode": "NONE", "pass_config": {"a": 1, "b": 2}},
-        "other.key": 1,
+        "other": {"key": 1},
     }
     assert ours["compilation-config"]["pass_config"] == {"a": 1}, "what is given stays as it was"
 
 
 def test_a_flag_that_is_taken_out_takes_its_mapping_along() -> None:
     assert serve_config({"compilation-config": {"cudagraph_mode": "PIECEWISE"}}, {"compilation-config": None}) == {}
+
+
+def test_false_under_a_dotted_key_is_a_value_and_no_flag() -> None:
+    ours = {"compilation-config": {"cudagraph_mode": "PIECEWISE"}}
+    assert serve_config(ours, {"compilation-config.use_inductor": False, "kernel-config.a.b": False}) == {
+        "compilation-config": {"cudagraph_mode": "PIECEWISE", "use_inductor": False},
+        "kernel-config": {"a": {"b": False}},
+    }
+
+
+def test_a_mapping_may_be_given_as_on_a_command_line() -> None:
+    ours = {"compilation-config": {"cudagraph_mode": "PIECEWISE"}}
+    given = {"compilation-config": '{"level": 3}', "chat-template": "{{ not json }}"}
+    assert serve_config(ours, given) == {
+        "chat-template": "{{ not json }}",
+        "compilation-config": {"cudagraph_mode": "PIECEWISE", "level": 3},
+    }
