@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .cache_groups import text_config
+from .errors import FirstlightError
 from .gpus import Gpu
 from .host_facts import HostFacts
 from .memory_fit import fit
@@ -39,6 +40,10 @@ class Problem:
     def text(self) -> str:
         """The line that a user reads."""
         return f"{self.where}: {self.message} Fix: {self.fix}"
+
+    def as_error(self, more: str = "") -> FirstlightError:
+        """The error that ends a run with it; ``more`` is said after the remedy."""
+        return FirstlightError(self.message, where=self.where, fix=self.fix + more, kind=self.id)
 
 
 @dataclass(frozen=True)

@@ -267,6 +267,4 @@ def refuse(problems: list[Problem]) -> None:
     """Raise when a problem is an error, naming all that are."""
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors:
-        first = errors[0]
-        more = "".join(f"\n{problem.text}" for problem in errors[1:])
-        raise FirstlightError(first.message, where=first.where, fix=first.fix + more, kind=first.id)
+        raise errors[0].as_error("".join(f"\n{problem.text}" for problem in errors[1:]))

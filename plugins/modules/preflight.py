@@ -186,9 +186,8 @@ def run(params: dict[str, Any], *, check: bool) -> dict[str, Any]:
     }
     if not errors:
         return {**result, "warnings": [problem.text for problem in problems]}
-    first = errors[0]
-    failure = {"kind": first.id, "what": first.message, "where": first.where, "why": "", "fix": first.fix}
-    return {**result, "msg": "\n".join(problem.text for problem in errors), "failure": failure}
+    message = "\n".join(problem.text for problem in errors)
+    return {**result, "msg": message, "failure": errors[0].as_error().as_dict()}
 
 
 def main() -> None:

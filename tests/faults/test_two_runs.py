@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from faultlab import NEW, Lab, Run, pounce
@@ -27,6 +28,15 @@ def claim(lab: Lab, **changes: object) -> dict[str, object]:
         told.update(changes)
         lab.exec("sh", "-c", f"cat > {CLAIM} <<'END'\n{json.dumps(told)}\nEND")
     return told
+
+
+def gives_way(lab: Lab, playbook: str = "site") -> dict[str, Any]:
+    """A run that was cut off keeps the next one from nothing, and leaves nothing; returns what the host is then."""
+    run = lab.play(playbook)
+    assert run.ok, run.text
+    seen = lab.check(NEW)
+    assert claim(lab) == {}
+    return seen
 
 
 def test_a_second_run_and_a_way_back_are_refused_and_the_first_run_ends_well(lab: Lab) -> None:
@@ -59,10 +69,7 @@ def test_a_run_that_was_killed_gives_way_at_once(lab: Lab) -> None:
     first = loading(lab, 30)
     first.kill()
     assert claim(lab)["run"]["pid"] == first.process.pid  # type: ignore[index]
-    second = lab.play("site")
-    assert second.ok, second.text
-    lab.check(NEW)
-    assert claim(lab) == {}
+    gives_way(lab)
 
 
 def test_a_way_back_after_a_killed_run_does_not_wait(lab: Lab) -> None:
@@ -70,10 +77,7 @@ def test_a_way_back_after_a_killed_run_does_not_wait(lab: Lab) -> None:
     release = lab.look()["release"]
     first = loading(lab, 30)
     first.kill()
-    back = lab.play("rollback")
-    assert back.ok, back.text
-    assert lab.check(NEW)["release"] == release
-    assert claim(lab) == {}
+    assert gives_way(lab, "rollback")["release"] == release
 
 
 @pytest.mark.parametrize("why", ["silent", "rebooted"])
@@ -87,10 +91,7 @@ def test_a_run_of_another_machine_gives_way_when_it_is_silent_or_the_host_was_bo
     second = lab.play("site")
     assert second.failures[0].id == "run-in-progress", second.text
     claim(lab, **({"seen_s": 0} if why == "silent" else {"boot_id": "another"}))
-    third = lab.play("site")
-    assert third.ok, third.text
-    lab.check(NEW)
-    assert claim(lab) == {}
+    gives_way(lab)
 
 
 def test_a_run_whose_place_was_taken_changes_nothing_more(lab: Lab) -> None:

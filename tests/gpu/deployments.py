@@ -142,6 +142,12 @@ def await_record(name: str, key: str, limit_s: float) -> bool:
     return False
 
 
+def after_full(key: str) -> None:
+    """Where `AFTER=full` asks for it, wait until the full-size scenario needs the GPUs alone no more."""
+    if os.environ.get("AFTER") == "full":
+        await_record("full", key, 1500)
+
+
 class Record:
     """A scenario's record, written after each entry, so that a scenario cut off is told as far as it came."""
 

@@ -19,6 +19,7 @@ from deployments import (
     GPUS,
     TENSOR_PARALLEL,
     Record,
+    after_full,
     await_health,
     await_record,
     full,
@@ -38,8 +39,7 @@ def taps(record: Record) -> None:
     fail, and the server before them is back; (f) a worker is killed; (g) the server starts with the pair installed.
     """
     unit, port = "fl-taps", 30002
-    if "full" in os.environ.get("AFTER", ""):
-        await_record("full", "stopped", 1500)  # its figures are those of a server alone
+    after_full("stopped")
     for name, layers in (("wrong", [0, 4]), ("right", None), ("wrong_again", [0, 4])):
         record[name] = play(f"taps-{name}", "site.yml", tiny(unit, port, layers))
         record[f"{name}_left"] = left(unit, port)
@@ -59,7 +59,7 @@ def taps(record: Record) -> None:
         record["pair_asked"] = smoke(unit, port, "pair")
         record["pair_s"] = round(time.time() - started, 1)
     record["unit"] = show(unit)
-    stop(record, unit)
+    stop(record, unit, "stopped_with_pair")
 
 
 def left(unit: str, port: int) -> dict[str, Any]:
@@ -76,11 +76,11 @@ def smoke(unit: str, port: int, name: str) -> dict[str, Any]:
     return play(f"smoke-{name}", "tests/gpu/smoke.yml", values)
 
 
-def stop(record: Record, unit: str) -> None:
+def stop(record: Record, unit: str, key: str = "stopped") -> None:
     """Stop a unit; the seconds until systemd says so, and the memory in use then (MiB, GPU by GPU)."""
     since, before = time.time(), gpu_memory()
     run(inside(["systemctl", "stop", unit]))
-    record["stopped"] = {
+    record[key] = {
         "seconds": round(time.time() - since, 1), "memory_before": before, "memory": gpu_memory(), "unit": show(unit),
     }  # fmt: skip
     journal(unit)
@@ -183,7 +183,7 @@ def full_size(record: Record) -> None:
     record["warm_ready_s"] = await_health(unit, port, 400)
     load(record, "warm_bursts", port, "--bursts", "1,16", "--tokens", "32")
     record["warm_s"] = round(time.time() - since, 1)
-    stop(record, unit)
+    stop(record, unit, "stopped_warm")
     for name in os.environ.get("VARIANTS", "graphs,fa2,eager").split(","):
         record[f"variant_{name}"] = variant(unit, port, name)
     record["done"] = True
@@ -192,7 +192,7 @@ def full_size(record: Record) -> None:
 # what each changes in the file of `vllm serve --config`; the first is vLLM's own choice
 VARIANTS: dict[str, Callable[[str], str]] = {
     "graphs": lambda text: text.replace("PIECEWISE", "FULL_AND_PIECEWISE"),
-    "async": lambda text: text.replace("PIECEWISE", "FULL_AND_PIECEWISE") + "no-async-scheduling: true\n",
+    "async": lambda text: VARIANTS["graphs"](text) + "no-async-scheduling: true\n",
     "eager": lambda text: text + "enforce-eager: true\n",
     # the graphs of vLLM's choice, with attention that takes no schedule
     "fa2": lambda text: VARIANTS["graphs"](text) + "attention-config:\n    flash_attn_version: 2\n",
@@ -227,8 +227,7 @@ def variant(unit: str, port: int, name: str) -> dict[str, Any]:
 def plain(record: Record) -> None:
     """Full size without speculation. A fixed cache, so that servers beside it do not disturb its start."""
     unit, port = "fl-plain", 30012
-    if "full" in os.environ.get("AFTER", ""):
-        await_record("full", "done", 1500)
+    after_full("done")
     flags = {"kv-cache-memory-bytes": 40 << 30}
     record["cold"] = play("plain-cold", "tests/gpu/start.yml", full(unit, port, drafting=False, flags=flags))
     if get(port, "/health") is not None:

@@ -296,13 +296,16 @@ def test_each_program_of_a_run_is_a_step_when_it_ends(state: Path, monkeypatch: 
     assert json.loads((state / "vllm" / "run.json").read_text())["seen_s"] < told["seen_s"], "it is not that run's"
 
 
-def test_a_full_disk_keeps_no_step_from_going_on(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    claims(state).take(ALICE)
-
+def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(run_claim, "write_atomically", full)
+
+
+def test_a_full_disk_keeps_no_step_from_going_on(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims(state).take(ALICE)
+    fill_the_disk(monkeypatch)
     monkeypatch.setenv(ENVIRONMENT, ALICE.id)
     with claimed("vllm", state, check=False):
         pass
@@ -314,10 +317,7 @@ def test_a_full_disk_keeps_no_step_from_going_on(state: Path, monkeypatch: pytes
 def test_a_way_back_goes_on_where_no_claim_can_be_written_and_nothing_else_does(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(run_claim, "write_atomically", full)
+    fill_the_disk(monkeypatch)
     done = []
     with claimed("vllm", state, check=False, or_without=True):
         done.append(True)

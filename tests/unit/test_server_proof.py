@@ -12,21 +12,17 @@ import pytest
 from ansible_collections.firstlight.vllm.plugins.module_utils import processes
 from ansible_collections.firstlight.vllm.plugins.module_utils.cutover import (
     ContainerRecipe,
-    CutoverStore,
     OldServer,
     ProcessRecipe,
-    Record,
 )
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_view import look_at_processes
 from ansible_collections.firstlight.vllm.plugins.module_utils.processes import Listener, Process
-from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
-from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Found, Wanted
+from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Found
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_proof import examine, is_fronted
-from ansible_collections.firstlight.vllm.plugins.module_utils.server_restore import RestoreOptions, restore
-
-from tests.unit.support_hosts import DOCKER_ID, INIT, FakeUnits, MadeUpHost, container, free_port, process
+from support_hosts import DOCKER_ID, INIT, FakeUnits, MadeUpHost, container, free_port, process
+from support_restore import Cutover
 
 SERVE = """\
 import http.server, json, socket, sys
@@ -63,17 +59,14 @@ class Shared(MadeUpHost):
         return processes.listeners(port)
 
 
-class Case:
+class Case(Cutover):
     """A cutover whose old server answers, or should, on a port that others can share."""
 
+    host: Shared
+
     def __init__(self, tmp_path: Path) -> None:
-        self.port = free_port()
-        self.units = FakeUnits(on_start=self._started)
-        self.units.add("sglang.service", ActiveState="inactive", SubState="dead")
-        self.host = Shared(self.units)
-        self.store = CutoverStore("vllm", tmp_path / "var")
-        self.layout = Layout("vllm", tmp_path / "etc", tmp_path / "var", tmp_path / "units")
-        self.disarmed = 0
+        host = Shared(FakeUnits(on_start=self._started))
+        super().__init__(tmp_path, host, free_port(), Limits(1, 1, 0.1), no_progress_s=0.5)
         self.running: list[subprocess.Popen[bytes]] = []
         self.loads = True  # whether the old server ever comes to listen
 
@@ -96,24 +89,6 @@ class Case:
             if each.pid == pid:
                 each.kill()
                 each.wait()
-
-    def record(self, old: OldServer, phase: str = "stopped") -> OldServer:
-        told = replace(old, url=f"http://127.0.0.1:{self.port}", models=("old-model",))
-        self.store.save(Record(told, phase, created_s=1000.0))  # type: ignore[arg-type]
-        return told
-
-    def restore(self, *, check: bool = False, committed: bool = False) -> dict[str, object]:
-        wanted = Wanted(self.port, own_unit="vllm.service")
-        options = RestoreOptions(wanted, self.layout, Limits(1, 1, 0.1), no_progress_s=0.5, committed=committed)
-        return restore(self.host, self.store, self._disarm, options, check=check, note="a test")
-
-    def phase(self) -> str:
-        record = self.store.load()
-        return record.phase if record else ""
-
-    def _disarm(self) -> bool:
-        self.disarmed += 1
-        return True
 
     def _started(self, unit: str) -> None:
         if unit == "sglang.service" and self.loads:

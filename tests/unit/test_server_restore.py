@@ -21,13 +21,12 @@ from ansible_collections.firstlight.vllm.plugins.module_utils.cutover import (
 )
 from ansible_collections.firstlight.vllm.plugins.module_utils.errors import FirstlightError
 from ansible_collections.firstlight.vllm.plugins.module_utils.host_command import CommandResult
-from ansible_collections.firstlight.vllm.plugins.module_utils.release import Layout, compose, save_state
+from ansible_collections.firstlight.vllm.plugins.module_utils.release import compose, save_state
 from ansible_collections.firstlight.vllm.plugins.module_utils.release_service import stage
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_end import Limits
-from ansible_collections.firstlight.vllm.plugins.module_utils.server_kinds import Wanted
-from ansible_collections.firstlight.vllm.plugins.module_utils.server_restore import RestoreOptions, restore
 from ansible_collections.firstlight.vllm.plugins.module_utils.server_settle import commit
 from support_hosts import FakeUnits, MadeUpHost, container, process
+from support_restore import Cutover
 
 
 class Answering:
@@ -64,37 +63,13 @@ def old() -> Iterator[Answering]:
     server.close()
 
 
-class Case:
-    """A host on which a cutover of `vllm` stopped something."""
+class Case(Cutover):
+    """A cutover whose old server answers when its unit is started, and no more when that is stopped."""
 
     def __init__(self, tmp_path: Path, server: Answering) -> None:
-        self.units = FakeUnits(on_start=self._started, on_stop=self._stopped)
-        self.units.add("sglang.service", ActiveState="inactive", SubState="dead")
         self.server = server
-        self.host = MadeUpHost(units=self.units)
-        self.store = CutoverStore("vllm", tmp_path / "var")
-        self.layout = Layout("vllm", tmp_path / "etc", tmp_path / "var", tmp_path / "units")
-        self.disarmed = 0
-        limits = Limits(term_s=1, kill_s=1, free_s=1)
-        wanted = Wanted(server.port, own_unit="vllm.service")
-        self.options = RestoreOptions(wanted, self.layout, limits, no_progress_s=0.6)
-
-    def record(self, kind: OldServer, phase: str = "stopped", **more: object) -> None:
-        url = f"http://127.0.0.1:{self.server.port}"
-        told = replace(kind, url=url, models=("old-model",))
-        self.store.save(Record(told, phase, created_s=1000.0, **more))  # type: ignore[arg-type]
-
-    def restore(self, *, check: bool = False, **more: object) -> dict[str, object]:
-        options = replace(self.options, **more)  # type: ignore[arg-type]
-        return restore(self.host, self.store, self._disarm, options, check=check, note="a test")
-
-    def phase(self) -> str:
-        record = self.store.load()
-        return record.phase if record else ""
-
-    def _disarm(self) -> bool:
-        self.disarmed += 1
-        return True
+        host = MadeUpHost(units=FakeUnits(on_start=self._started, on_stop=self._stopped))
+        super().__init__(tmp_path, host, server.port, Limits(term_s=1, kill_s=1, free_s=1), no_progress_s=0.6)
 
     def _started(self, unit: str) -> None:
         self.server.on = self.server.on or unit == "sglang.service"
